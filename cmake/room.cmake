@@ -1,0 +1,47 @@
+# Compiler flags shared by every target of the project.
+add_library(adder_flags INTERFACE)
+target_compile_options(adder_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wimplicit-fallthrough -Werror>)
+target_include_directories(adder_flags INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+if(ADDER_SANITIZE)
+  target_compile_options(adder_flags INTERFACE -fsanitize=${ADDER_SANITIZE} -fno-omit-frame-pointer
+    -fno-sanitize-recover=all)
+  target_link_options(adder_flags INTERFACE -fsanitize=${ADDER_SANITIZE})
+endif()
+
+# adder_room(NAME [DEPS targets...]): the library of src/NAME. Every .cc below the folder is part of
+# it, except *_test.cc (unit tests, one binary per room, run by ctest) and *_benchmark.cc.
+function(adder_room NAME)
+  cmake_parse_arguments(ROOM "" "" "DEPS;EXTRA_SOURCES" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  set(tests ${sources})
+  set(benchmarks ${sources})
+  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  list(FILTER benchmarks INCLUDE REGEX "_benchmark\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_(test|benchmark)\\.cc$")
+  add_library(adder_${NAME} STATIC ${sources} ${ROOM_EXTRA_SOURCES})
+  target_link_libraries(adder_${NAME} PUBLIC adder_flags ${ROOM_DEPS})
+  if(ADDER_TESTS AND tests)
+    adder_test(${NAME}_test SOURCES ${tests} DEPS adder_${NAME})
+  endif()
+  if(ADDER_BENCHMARKS)
+    foreach(source ${benchmarks})
+      get_filename_component(target ${source} NAME_WE)
+      add_executable(${target} ${source})
+      target_link_libraries(${target} PRIVATE adder_${NAME} benchmark::benchmark)
+    endforeach()
+  endif()
+endfunction()
+
+# adder_test(NAME SOURCES files... DEPS targets...): a GoogleTest binary registered with ctest.
+function(adder_test NAME)
+  cmake_parse_arguments(TEST "" "" "SOURCES;DEPS;LABELS" ${ARGN})
+  add_executable(${NAME} ${TEST_SOURCES})
+  target_link_libraries(${NAME} PRIVATE ${TEST_DEPS} GTest::gtest GTest::gtest_main)
+  target_compile_definitions(${NAME} PRIVATE ADDER_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  if(TEST_LABELS)
+    gtest_discover_tests(${NAME} DISCOVERY_TIMEOUT 60 PROPERTIES LABELS "${TEST_LABELS}")
+  else()
+    gtest_discover_tests(${NAME} DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit)
+  endif()
+endfunction()
