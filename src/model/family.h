@@ -1,0 +1,52 @@
+// The registry of model families. Each file of families/ defines one `Family` named after its file.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/json.h"
+#include "model/plan.h"
+
+namespace adder {
+
+// The tensor names of a checkpoint, which tell its layout (Hugging Face or MLX naming).
+class TensorNames {
+ public:
+  // Of a checkpoint on disk: `has` answers whether a full tensor name exists.
+  explicit TensorNames(std::function<bool(const std::string&)> has) : has_(std::move(has)) {}
+  // Of a checkpoint yet to be written, in MLX or Hugging Face naming.
+  static TensorNames Planned(bool mlx) { return TensorNames(mlx); }
+
+  // Whether the checkpoint uses the layout that `probe` (a full tensor name which only one of the
+  // two layouts has) belongs to. `probe_is_mlx` says which layout that is.
+  bool Uses(const std::string& probe, bool probe_is_mlx) const {
+    return has_ ? has_(probe) : planned_mlx_ == probe_is_mlx;
+  }
+  // Whether an optional tensor exists. Planned checkpoints have no optional tensors.
+  bool HasOptional(const std::string& name) const { return has_ && has_(name); }
+
+ private:
+  explicit TensorNames(bool mlx) : planned_mlx_(mlx) {}
+  std::function<bool(const std::string&)> has_;
+  bool planned_mlx_ = false;
+};
+
+struct Family {
+  std::string_view model_type;
+  // One line for `adder families`.
+  std::string_view description;
+  // Builds the plan. Throws Error naming the config field when a value is missing, absurd or not
+  // implemented. The result has passed ValidatePlan.
+  Plan (*build)(const JsonObject& config, const TensorNames& names);
+};
+
+// All families, sorted by model_type. Generated from the files in families/.
+const std::vector<const Family*>& AllFamilies();
+
+// The family of a config.json: by model_type, else by architectures, else (original Mamba-2 files)
+// by ssm_cfg. Throws Error listing the supported families when there is none.
+const Family& FindFamily(const JsonObject& config);
+
+}  // namespace adder

@@ -1,0 +1,209 @@
+// The vocabulary of the project: what a model does, as plain data.
+//
+// A family (families/<model_type>.cc) reads config.json and tensor names and returns a Plan.
+// Nothing downstream asks which family a plan came from: every peculiarity is a named field here. A
+// Plan is device-free, immutable after ValidatePlan, and printable (`adder inspect --plan`).
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/shape.h"
+
+namespace adder {
+
+// Indices into Plan::matrices and Plan::vectors; the bound weights use the same indices.
+using MatrixId = int32_t;
+using VectorId = int32_t;
+inline constexpr int32_t kNone = -1;
+
+// Where the rows of a matrix come from. `module` is the checkpoint name without ".weight": a
+// quantised module also has ".scales" and ".biases". The tensor is [rows, cols], or
+// [experts, rows, cols] when `experts` > 0, of which expert `expert` is meant. Of its rows,
+// [row_begin, row_begin + row_count) are used; the other rows must be claimed by other parts.
+struct MatrixPart {
+  std::string module;
+  int64_t rows = 0;
+  int64_t row_begin = 0;
+  int64_t row_count = 0;
+  int64_t experts = 0;
+  int64_t expert = 0;
+  // The tensor's name is `module` itself, without ".weight" (stacked expert parameters).
+  bool bare_name = false;
+};
+
+// A weight matrix [rows, cols] (y = W x; rows are outputs): the parts' rows stacked in order.
+struct MatrixRef {
+  std::string label;  // for people: "layers.3 in_proj"
+  int64_t rows = 0;
+  int64_t cols = 0;
+  std::vector<MatrixPart> parts;
+};
+
+// What is done to a vector's values when they are loaded as f32.
+enum class VectorTransform {
+  kNone,
+  kNegativeExp,    // a = -exp(A_log)
+  kPlusOne,        // norms stored as w with (1 + w) applied
+  kConvTimeMajor,  // conv weight [channels, 1, taps] or [channels, taps, 1] -> [taps, channels]
+};
+
+// A small float tensor (norm weight, bias, conv weight, ...), loaded as f32. Several parts are
+// concatenated (the biases of q, k and v).
+struct VectorPart {
+  std::string tensor;         // full checkpoint name
+  std::vector<Shape> shapes;  // accepted shapes; all have the same number of elements
+};
+struct VectorRef {
+  std::string label;
+  std::vector<VectorPart> parts;
+  VectorTransform transform = VectorTransform::kNone;
+};
+
+// y = W x + b.
+struct Linear {
+  MatrixId weight = kNone;
+  VectorId bias = kNone;
+};
+
+// y = x / sqrt(mean(x^2) + eps) * w, the mean taken over each of `groups` equal parts of x.
+struct RmsNorm {
+  VectorId weight = kNone;
+  float eps = 1e-5f;
+  int64_t groups = 1;
+};
+
+enum class Activation { kSilu };
+
+// Rotary position embedding of the first `rotary_dim` elements of each head, in the half-split
+// form: element i pairs with i + rotary_dim / 2. inverse_frequencies has rotary_dim / 2 entries
+// with any scaling (linear, llama3, ...) already applied.
+struct Rope {
+  int64_t rotary_dim = 0;
+  double theta = 10000.0;
+  std::string scaling = "default";  // for people
+  std::vector<float> inverse_frequencies;
+};
+
+// Causal grouped-query attention. qkv rows: q [heads * head_dim] | k [kv_heads * head_dim] |
+// v [kv_heads * head_dim]. State: keys and values of every position (truncatable).
+struct Attention {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  float scale = 0;  // multiplies q . k
+  std::optional<Rope> rope;
+  Linear qkv;
+  Linear output;
+};
+
+// Mamba-2 (Dao & Gu, "Transformers are SSMs", arXiv:2405.21060). in_proj rows: z [inner] | x
+// [inner] | B [groups * d_state] | C [groups * d_state] | dt [heads], inner = heads * head_dim. The
+// causal depthwise convolution runs over x | B | C and is followed by SiLU. Per head:
+//   dt = clamp(softplus(dt + dt_bias), dt_min, dt_max)
+//   h  = exp(dt * a) * h + dt * B x^T          (h: [d_state, head_dim])
+//   y  = C^T h + d * x
+// then y * silu(z), the gated norm over all inner channels, and out_proj. Heads share B and C of
+// their group: group = head / (heads / groups).
+// State: the last d_conv - 1 inputs of the convolution and h (restorable only).
+struct Mamba2 {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t d_state = 0;
+  int64_t groups = 1;
+  int64_t d_conv = 0;
+  float dt_min = 0;
+  float dt_max = std::numeric_limits<float>::infinity();
+  int64_t chunk = 256;  // prefill chunk of the reference; a hint
+  Linear in_proj;
+  VectorId conv_weight = kNone;  // [d_conv, inner + 2 * groups * d_state], time-major
+  VectorId conv_bias = kNone;    // optional
+  VectorId dt_bias = kNone;      // [heads]
+  VectorId a = kNone;            // [heads], negative
+  VectorId d = kNone;            // [heads]
+  std::optional<RmsNorm> gated_norm;
+  Linear out_proj;
+
+  int64_t inner() const { return heads * head_dim; }
+  int64_t conv_channels() const { return inner() + 2 * groups * d_state; }
+  int64_t in_proj_rows() const { return inner() + conv_channels() + heads; }
+};
+
+// down(act(gate x) * up x). gate_up rows: gate [intermediate] | up [intermediate].
+struct DenseMlp {
+  int64_t intermediate = 0;
+  Activation activation = Activation::kSilu;
+  Linear gate_up;
+  Linear down;
+};
+
+// Sparse mixture of expert MLPs. Chosen: the top_k largest router logits (ties: lower index). Their
+// weights: softmax over the chosen logits.
+struct MoeMlp {
+  int64_t experts = 0;
+  int64_t top_k = 0;
+  int64_t intermediate = 0;
+  Activation activation = Activation::kSilu;
+  Linear router;                  // [experts, hidden]
+  std::vector<MatrixId> gate_up;  // per expert, rows gate | up
+  std::vector<MatrixId> down;     // per expert
+};
+
+using Mixer = std::variant<Attention, Mamba2, DenseMlp, MoeMlp>;
+
+// x += residual_scale * sum of mixers(pre_norm(x)).
+struct Block {
+  int64_t layer = 0;  // layer number of the checkpoint; a layer may be several blocks
+  RmsNorm pre_norm;
+  std::vector<Mixer> mixers;
+  float residual_scale = 1;
+};
+
+struct Plan {
+  std::string family;  // model_type; for people, never branched on
+  int64_t vocab = 0;
+  int64_t hidden = 0;
+  int64_t max_positions = 0;  // 0: no stated limit
+
+  std::vector<MatrixRef> matrices;
+  std::vector<VectorRef> vectors;
+
+  MatrixId embedding = kNone;  // [vocab, hidden]
+  float embedding_scale = 1;   // multiplies the embedding
+  std::vector<Block> blocks;
+  RmsNorm final_norm;
+  Linear head;             // [vocab, hidden]; the same MatrixId as the embedding when tied
+  float logits_scale = 1;  // multiplies the logits
+
+  // Checkpoint tensors that are deliberately not used: exact names, or prefixes ending in '*'.
+  std::vector<std::string> ignored_tensors;
+
+  MatrixId AddMatrix(MatrixRef matrix);
+  // A matrix that is one whole module, rows x cols.
+  MatrixId AddMatrix(std::string label, std::string module, int64_t rows, int64_t cols);
+  VectorId AddVector(VectorRef vector);
+  // A vector that is one whole tensor of shape [size].
+  VectorId AddVector(std::string label, std::string tensor, int64_t size,
+                     VectorTransform transform = VectorTransform::kNone);
+};
+
+// Elements of a vector after loading.
+int64_t VectorSize(const VectorRef& vector);
+
+// Throws Error naming block and field when sizes disagree, are absurd, or an id is out of range.
+void ValidatePlan(const Plan& plan);
+
+// Parameters of the plan (every matrix once, tied weights once).
+int64_t ParameterCount(const Plan& plan);
+
+// "Mamba2", "Attention", "DenseMlp", "MoeMlp".
+std::string MixerName(const Mixer& mixer);
+
+// A text for people: one line per block with every field.
+std::string PlanString(const Plan& plan);
+
+}  // namespace adder

@@ -1,0 +1,49 @@
+// What a sequence remembers, derived from a plan: sizes and places of recurrent states and KV.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/plan.h"
+
+namespace adder {
+
+// One recurrent state of one mixer inside a sequence's recurrent slot (f32).
+struct RecurrentState {
+  int block = 0;
+  int mixer = 0;
+  std::string
+      name;  // "conv": [d_conv - 1, channels], oldest first; "ssm": [heads, d_state, head_dim]
+  Shape shape;
+  int64_t offset = 0;  // in floats from the start of the slot; a multiple of 16
+  int64_t size = 0;    // in floats
+};
+
+// Keys and values of one attention mixer. Position p of a page holds k then v of kv_heads *
+// head_dim.
+struct KvState {
+  int block = 0;
+  int mixer = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+};
+
+// Recurrent states can only be restored from a copy; KV can be truncated to fewer positions.
+struct StateLayout {
+  std::vector<RecurrentState> recurrent;
+  std::vector<KvState> kv;
+  int64_t recurrent_floats = 0;  // of one slot, a multiple of 16
+  int64_t page_positions = 64;   // token positions per KV page
+
+  int64_t recurrent_bytes() const { return recurrent_floats * 4; }
+  // f32 bytes that one position adds over all attention mixers.
+  int64_t kv_bytes_per_position() const;
+  // Index into `recurrent` of the state `name` of a mixer, or into `kv`. -1 when there is none.
+  int FindRecurrent(int block, int mixer, const std::string& name) const;
+  int FindKv(int block, int mixer) const;
+};
+
+StateLayout MakeStateLayout(const Plan& plan);
+
+}  // namespace adder

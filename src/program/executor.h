@@ -1,0 +1,69 @@
+// The interface every backend offers: one loaded model on one device. It only runs: no parsing, no
+// policy. Not thread-safe: one thread owns an executor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "program/program.h"
+
+namespace adder {
+
+using SequenceId = int32_t;
+
+enum class LogitsRows { kNone, kLast, kAll };
+
+// Tokens appended to one sequence by one Forward call.
+struct BatchEntry {
+  SequenceId sequence = -1;
+  std::span<const int32_t> tokens;  // at least one
+  LogitsRows logits = LogitsRows::kLast;
+};
+using Batch = std::vector<BatchEntry>;
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  // "cpu (AVX3_DL, 2 threads)", "reference".
+  virtual std::string Description() const = 0;
+  virtual const Program& program() const = 0;
+
+  // A new sequence at position 0 with zero state.
+  virtual SequenceId CreateSequence() = 0;
+  virtual void FreeSequence(SequenceId sequence) = 0;
+  // Back to position 0 and zero state.
+  virtual void ResetSequence(SequenceId sequence) = 0;
+  // Tokens seen so far.
+  virtual int64_t Position(SequenceId sequence) const = 0;
+
+  // Runs the batch; each sequence at most once in it. Token ids must be in [0, vocab): Error
+  // otherwise, with nothing changed. Afterwards Logits(i) holds the i-th asked-for row, in batch
+  // order.
+  virtual void Forward(const Batch& batch) = 0;
+  // As Forward, but stops after op `last_op` (an index into program().ops) and leaves its output
+  // buffer readable: returns [tokens, width] f32. The sequences' states are then half-updated and
+  // must be reset. Rows of the head are those whose logits were asked for.
+  virtual std::vector<float> ForwardUntil(const Batch& batch, int last_op) = 0;
+
+  // Rows of logits of the last Forward, [vocab] f32 each; valid until the next call.
+  virtual int64_t LogitsCount() const = 0;
+  virtual std::span<const float> Logits(int64_t row) const = 0;
+
+  // A new sequence that continues from the same state; KV pages are shared until written.
+  virtual SequenceId CopySequence(SequenceId sequence) = 0;
+  // The whole state as bytes, self-describing, and back. Import into a model with another state
+  // layout, or of damaged bytes, is an Error and leaves no new sequence.
+  virtual std::vector<std::byte> ExportSequence(SequenceId sequence) const = 0;
+  virtual SequenceId ImportSequence(std::span<const std::byte> bytes) = 0;
+
+  // Bytes held by weights (after repacking) and by sequence states.
+  virtual int64_t WeightBytes() const = 0;
+  virtual int64_t StateBytes() const = 0;
+};
+
+}  // namespace adder

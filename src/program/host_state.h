@@ -1,0 +1,59 @@
+// Sequence state in host memory: recurrent slots and reference-counted KV pages. Used by the
+// interpreter and the CPU executor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "model/state_layout.h"
+#include "program/executor.h"
+
+namespace adder {
+
+class HostState {
+ public:
+  explicit HostState(StateLayout layout);
+  ~HostState();
+
+  const StateLayout& layout() const { return layout_; }
+
+  SequenceId Create();
+  void Free(SequenceId sequence);
+  void Reset(SequenceId sequence);
+  SequenceId Copy(SequenceId sequence);
+  int64_t Position(SequenceId sequence) const;
+  std::vector<std::byte> Export(SequenceId sequence) const;
+  SequenceId Import(std::span<const std::byte> bytes);
+  int64_t Bytes() const;
+
+  // Makes room for `count` more positions: allocates pages and unshares those to be written. After
+  // this, pointers below stay valid until the next Reserve, Reset or Free of the sequence.
+  void Reserve(SequenceId sequence, int64_t count);
+  // Moves the position forward after `count` tokens were processed (reserved before).
+  void Advance(SequenceId sequence, int64_t count);
+
+  // layout().recurrent[index] of the sequence.
+  float* Recurrent(SequenceId sequence, int index);
+  // Keys [kv_heads * head_dim] per position, of the page with positions
+  // [page * page_positions, (page + 1) * page_positions) of layout().kv[index].
+  float* Keys(SequenceId sequence, int index, int64_t page);
+  float* Values(SequenceId sequence, int index, int64_t page);
+
+ private:
+  struct Page;
+  struct Sequence;
+  Sequence& Get(SequenceId sequence);
+  const Sequence& Get(SequenceId sequence) const;
+
+  StateLayout layout_;
+  std::vector<int64_t> kv_offsets_;  // floats from the start of a page to each KV state's keys
+  int64_t page_floats_ = 0;
+  SequenceId next_id_ = 0;
+  std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+};
+
+}  // namespace adder

@@ -1,0 +1,153 @@
+// A plan lowered to a short list of fused ops over named activation buffers.
+//
+// The list is device-neutral: the interpreter (the oracle), the CPU executor and the CUDA executor
+// all run it, for one token or many. An activation buffer holds one row of `width` f32 per token of
+// the batch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "model/bound_weights.h"
+#include "model/plan.h"
+#include "model/state_layout.h"
+
+namespace adder {
+
+using BufferId = int32_t;
+
+struct Buffer {
+  std::string name;
+  int64_t width = 0;
+};
+
+// x = scale * embedding[token].
+struct EmbedOp {
+  MatrixId embedding = kNone;
+  float scale = 1;
+  BufferId output = kNone;
+};
+
+enum class Epilogue {
+  kStore,    // out = scale * y
+  kAdd,      // out += scale * y
+  kSiluMul,  // y = gate | up: out = silu(gate) * up (scale 1), half as wide
+};
+
+// y = W norm(input) + bias, then the epilogue. `norm` is applied as the input is read.
+struct LinearOp {
+  BufferId input = kNone;
+  std::optional<RmsNorm> norm;
+  Linear linear;
+  Epilogue epilogue = Epilogue::kStore;
+  float scale = 1;
+  BufferId output = kNone;
+  // Only rows whose logits were asked for are computed (the head).
+  bool logits_rows_only = false;
+};
+
+// Everything between in_proj and the gated norm: conv window roll, conv, SiLU, dt, state update, C
+// contraction, D skip, multiplication by silu(z). input: in_proj rows; output: [inner].
+struct Mamba2Op {
+  Mamba2 mixer;
+  BufferId input = kNone;
+  BufferId output = kNone;
+  int conv_state = -1;  // index into StateLayout::recurrent
+  int ssm_state = -1;
+};
+
+// RoPE, KV append, causal attention. input: q | k | v rows; output: [heads * head_dim].
+struct AttentionOp {
+  Attention mixer;
+  BufferId input = kNone;
+  BufferId output = kNone;
+  int kv = -1;  // index into StateLayout::kv
+};
+
+// Chooses experts. output: [2 * top_k]: weights, then expert indices as f32 (exact: experts <
+// 2^24), in order of falling weight.
+struct RouterOp {
+  BufferId input = kNone;
+  std::optional<RmsNorm> norm;
+  Linear router;
+  int64_t experts = 0;
+  int64_t top_k = 0;
+  BufferId output = kNone;
+};
+
+// For each chosen expert j: out[j] = silu(gate) * up of norm(input). output: [top_k, intermediate].
+struct ExpertGateUpOp {
+  BufferId input = kNone;
+  std::optional<RmsNorm> norm;
+  BufferId routing = kNone;
+  int64_t top_k = 0;
+  int64_t intermediate = 0;
+  std::vector<MatrixId> gate_up;
+  BufferId output = kNone;
+};
+
+// out += scale * sum over chosen experts j of weight[j] * down_j input[j].
+struct ExpertDownOp {
+  BufferId input = kNone;
+  BufferId routing = kNone;
+  int64_t top_k = 0;
+  int64_t intermediate = 0;
+  std::vector<MatrixId> down;
+  float scale = 1;
+  BufferId output = kNone;
+};
+
+using OpBody =
+    std::variant<EmbedOp, LinearOp, Mamba2Op, AttentionOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
+
+// What one op costs when it runs over a batch.
+struct OpCost {
+  int64_t weight_bytes = 0;  // read once per step (as stored in the checkpoint)
+  int64_t state_bytes = 0;   // recurrent state read and written, KV read and appended
+  int64_t flops = 0;         // multiply and add count as two
+};
+
+struct Op {
+  std::string name;    // unique: "layers.3.mamba2.in_proj"
+  int64_t layer = -1;  // -1: not in a layer
+  OpBody body;
+};
+
+struct Program {
+  std::shared_ptr<const Plan> plan;
+  std::shared_ptr<const BoundWeights> weights;
+  StateLayout layout;
+  std::vector<Buffer> buffers;
+  std::vector<Op> ops;
+  BufferId residual = kNone;
+  BufferId logits = kNone;
+
+  // Index of the op called `name`. Throws Error naming close matches when there is none.
+  int FindOp(const std::string& name) const;
+};
+
+// Lowers a plan. Throws Error when the plan and the weights do not fit together.
+Program LowerPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<const BoundWeights> weights);
+
+// The cost of op `index` over a batch of `sequences` sequences with `tokens` tokens in all, each
+// sequence having `context` positions before. Expert ops count at most the distinct experts that
+// `tokens` can choose.
+OpCost CostOf(const Program& program, int index, int64_t tokens, int64_t sequences,
+              int64_t context);
+// Sum over all ops.
+OpCost CostOf(const Program& program, int64_t tokens, int64_t sequences, int64_t context);
+
+// Throws Error when an op reads a buffer nothing wrote, widths disagree, or a state index is wrong.
+void VerifyProgram(const Program& program);
+
+// The buffer an op writes.
+BufferId OutputOf(const Op& op);
+
+// A text for people, one op a line with its cost for one token.
+std::string ProgramString(const Program& program);
+
+}  // namespace adder
