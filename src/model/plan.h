@@ -19,7 +19,7 @@ namespace adder {
 // Indices into Plan::matrices and Plan::vectors; the bound weights use the same indices.
 using MatrixId = int32_t;
 using VectorId = int32_t;
-inline constexpr int32_t kNone = -1;
+inline constexpr int32_t kNoId = -1;
 
 // Where the rows of a matrix come from. `module` is the checkpoint name without ".weight": a
 // quantised module also has ".scales" and ".biases". The tensor is [rows, cols], or
@@ -46,7 +46,7 @@ struct MatrixRef {
 
 // What is done to a vector's values when they are loaded as f32.
 enum class VectorTransform {
-  kNone,
+  kIdentity,
   kNegativeExp,    // a = -exp(A_log)
   kPlusOne,        // norms stored as w with (1 + w) applied
   kConvTimeMajor,  // conv weight [channels, 1, taps] or [channels, taps, 1] -> [taps, channels]
@@ -61,18 +61,18 @@ struct VectorPart {
 struct VectorRef {
   std::string label;
   std::vector<VectorPart> parts;
-  VectorTransform transform = VectorTransform::kNone;
+  VectorTransform transform = VectorTransform::kIdentity;
 };
 
 // y = W x + b.
 struct Linear {
-  MatrixId weight = kNone;
-  VectorId bias = kNone;
+  MatrixId weight = kNoId;
+  VectorId bias = kNoId;
 };
 
 // y = x / sqrt(mean(x^2) + eps) * w, the mean taken over each of `groups` equal parts of x.
 struct RmsNorm {
-  VectorId weight = kNone;
+  VectorId weight = kNoId;
   float eps = 1e-5f;
   int64_t groups = 1;
 };
@@ -120,11 +120,11 @@ struct Mamba2 {
   float dt_max = std::numeric_limits<float>::infinity();
   int64_t chunk = 256;  // prefill chunk of the reference; a hint
   Linear in_proj;
-  VectorId conv_weight = kNone;  // [d_conv, inner + 2 * groups * d_state], time-major
-  VectorId conv_bias = kNone;    // optional
-  VectorId dt_bias = kNone;      // [heads]
-  VectorId a = kNone;            // [heads], negative
-  VectorId d = kNone;            // [heads]
+  VectorId conv_weight = kNoId;  // [d_conv, inner + 2 * groups * d_state], time-major
+  VectorId conv_bias = kNoId;    // optional
+  VectorId dt_bias = kNoId;      // [heads]
+  VectorId a = kNoId;            // [heads], negative
+  VectorId d = kNoId;            // [heads]
   std::optional<RmsNorm> gated_norm;
   Linear out_proj;
 
@@ -172,7 +172,7 @@ struct Plan {
   std::vector<MatrixRef> matrices;
   std::vector<VectorRef> vectors;
 
-  MatrixId embedding = kNone;  // [vocab, hidden]
+  MatrixId embedding = kNoId;  // [vocab, hidden]
   float embedding_scale = 1;   // multiplies the embedding
   std::vector<Block> blocks;
   RmsNorm final_norm;
@@ -188,7 +188,7 @@ struct Plan {
   VectorId AddVector(VectorRef vector);
   // A vector that is one whole tensor of shape [size].
   VectorId AddVector(std::string label, std::string tensor, int64_t size,
-                     VectorTransform transform = VectorTransform::kNone);
+                     VectorTransform transform = VectorTransform::kIdentity);
 };
 
 // Elements of a vector after loading.

@@ -27,9 +27,9 @@ struct Buffer {
 
 // x = scale * embedding[token].
 struct EmbedOp {
-  MatrixId embedding = kNone;
+  MatrixId embedding = kNoId;
   float scale = 1;
-  BufferId output = kNone;
+  BufferId output = kNoId;
 };
 
 enum class Epilogue {
@@ -40,12 +40,12 @@ enum class Epilogue {
 
 // y = W norm(input) + bias, then the epilogue. `norm` is applied as the input is read.
 struct LinearOp {
-  BufferId input = kNone;
+  BufferId input = kNoId;
   std::optional<RmsNorm> norm;
   Linear linear;
   Epilogue epilogue = Epilogue::kStore;
   float scale = 1;
-  BufferId output = kNone;
+  BufferId output = kNoId;
   // Only rows whose logits were asked for are computed (the head).
   bool logits_rows_only = false;
 };
@@ -54,8 +54,8 @@ struct LinearOp {
 // contraction, D skip, multiplication by silu(z). input: in_proj rows; output: [inner].
 struct Mamba2Op {
   Mamba2 mixer;
-  BufferId input = kNone;
-  BufferId output = kNone;
+  BufferId input = kNoId;
+  BufferId output = kNoId;
   int conv_state = -1;  // index into StateLayout::recurrent
   int ssm_state = -1;
 };
@@ -63,42 +63,42 @@ struct Mamba2Op {
 // RoPE, KV append, causal attention. input: q | k | v rows; output: [heads * head_dim].
 struct AttentionOp {
   Attention mixer;
-  BufferId input = kNone;
-  BufferId output = kNone;
+  BufferId input = kNoId;
+  BufferId output = kNoId;
   int kv = -1;  // index into StateLayout::kv
 };
 
 // Chooses experts. output: [2 * top_k]: weights, then expert indices as f32 (exact: experts <
 // 2^24), in order of falling weight.
 struct RouterOp {
-  BufferId input = kNone;
+  BufferId input = kNoId;
   std::optional<RmsNorm> norm;
   Linear router;
   int64_t experts = 0;
   int64_t top_k = 0;
-  BufferId output = kNone;
+  BufferId output = kNoId;
 };
 
 // For each chosen expert j: out[j] = silu(gate) * up of norm(input). output: [top_k, intermediate].
 struct ExpertGateUpOp {
-  BufferId input = kNone;
+  BufferId input = kNoId;
   std::optional<RmsNorm> norm;
-  BufferId routing = kNone;
+  BufferId routing = kNoId;
   int64_t top_k = 0;
   int64_t intermediate = 0;
   std::vector<MatrixId> gate_up;
-  BufferId output = kNone;
+  BufferId output = kNoId;
 };
 
 // out += scale * sum over chosen experts j of weight[j] * down_j input[j].
 struct ExpertDownOp {
-  BufferId input = kNone;
-  BufferId routing = kNone;
+  BufferId input = kNoId;
+  BufferId routing = kNoId;
   int64_t top_k = 0;
   int64_t intermediate = 0;
   std::vector<MatrixId> down;
   float scale = 1;
-  BufferId output = kNone;
+  BufferId output = kNoId;
 };
 
 using OpBody =
@@ -123,8 +123,8 @@ struct Program {
   StateLayout layout;
   std::vector<Buffer> buffers;
   std::vector<Op> ops;
-  BufferId residual = kNone;
-  BufferId logits = kNone;
+  BufferId residual = kNoId;
+  BufferId logits = kNoId;
 
   // Index of the op called `name`. Throws Error naming close matches when there is none.
   int FindOp(const std::string& name) const;
