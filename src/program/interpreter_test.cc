@@ -197,12 +197,16 @@ TEST(Interpreter, Mamba2ScanMatchesTheClosedForm) {
   // The clamps must bite somewhere and stay away elsewhere for this to test them.
   bool below = false;
   bool between = false;
+  bool above = false;
   for (const auto& row : projected) {
-    const double soft = std::log(1 + std::exp(row[44] + runner.V(m.dt_bias)[0]));
-    below = below || soft < m.dt_min;
-    between = between || soft > m.dt_min;
+    for (size_t head = 0; head < 4; ++head) {
+      const double soft = std::log(1 + std::exp(row[44 + head] + runner.V(m.dt_bias)[head]));
+      below = below || soft < m.dt_min;
+      between = between || (soft > m.dt_min && soft < m.dt_max);
+      above = above || soft > m.dt_max;
+    }
   }
-  EXPECT_TRUE(below && between);
+  EXPECT_TRUE(below && between && above);
   ExpectNear(runner.Until("layers.0.mamba2.scan", kTokens), Mamba2ClosedForm(runner, m, projected));
 }
 
@@ -222,10 +226,7 @@ TEST(Interpreter, Mamba2ScanContinuesFromItsState) {
 
 TEST(Interpreter, Mamba2WithoutConvBiasAndWithOneTap) {
   PlanBuilder builder = test::StartPlan(13, 7);
-  Mamba2 m = test::TestMamba2(builder, "m0", 7);
-  m.conv_bias = kNoId;
-  m.d_conv = 1;
-  m.conv_weight = builder.Vector("tap", test::NamedRandom("tap").Values(32, 0.6f));
+  const Mamba2 m = test::TestMamba2(builder, "m0", 7, /*d_conv=*/1, /*conv_bias=*/false);
   test::AddBlock(builder, 0, {m});
   Runner runner(builder);
   const Rows projected = runner.Until("layers.0.mamba2.in_proj", {5});
@@ -334,8 +335,8 @@ TEST(Interpreter, RouterTiesGoToTheLowerIndex) {
   PlanBuilder builder = test::StartPlan(13, 7);
   MoeMlp moe = test::TestMoe(builder, "e0", 7);
   // Experts 1 and 3 score alike and win, 0 and 2 score alike and lose, 4 is last.
-  moe.router = {builder.Matrix("ties", 5, 7, std::vector<float>(35, 0.0f)),
-                builder.Vector("ties.bias", {0.5f, 2.0f, 0.5f, 2.0f, -1.0f})};
+  builder.Fill(moe.router.weight, 0.0f);
+  moe.router.bias = builder.Vector("ties", {0.5f, 2.0f, 0.5f, 2.0f, -1.0f});
   test::AddBlock(builder, 0, {moe});
   Runner runner(builder);
   const double strong = std::exp(2.0) / (2 * std::exp(2.0) + std::exp(0.5));

@@ -137,9 +137,9 @@ class Lowering {
 
   // "layers.3.mlp.", or "layers.3.mlp_2." for the layer's second mixer of that kind.
   std::string Prefix(const std::string& kind) {
-    const std::string prefix = "layers." + std::to_string(block_->layer) + "." + kind;
+    const std::string prefix = Concat("layers.", block_->layer, ".", kind);
     const int count = ++mixers_by_prefix_[prefix];
-    return prefix + (count > 1 ? "_" + std::to_string(count) : "") + ".";
+    return count > 1 ? Concat(prefix, "_", count, ".") : prefix + ".";
   }
 
   // A buffer for one role, shared by all blocks but not by two mixers of one block.
@@ -150,8 +150,7 @@ class Lowering {
       }
     }
     std::vector<BufferId>& ids = buffers_by_role_[role];
-    const std::string suffix = ids.empty() ? "" : "_" + std::to_string(ids.size() + 1);
-    ids.push_back(AddBuffer(role + suffix, width));
+    ids.push_back(AddBuffer(ids.empty() ? role : Concat(role, "_", ids.size() + 1), width));
     in_use_.insert(ids.back());
     return ids.back();
   }

@@ -2,6 +2,7 @@
 // given values.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -57,6 +58,11 @@ class PlanBuilder {
     vectors_.push_back(std::move(values));
     return plan.AddVector(label, label, size);
   }
+  // Sets every element of a matrix.
+  void Fill(MatrixId id, float value) {
+    std::vector<float>& values = (*matrices_)[static_cast<size_t>(id)];
+    std::fill(values.begin(), values.end(), value);
+  }
   RmsNorm Norm(const std::string& label, int64_t size, int64_t groups = 1) {
     return {Vector(label, NamedRandom(label).Values(size, 0.5f, 1.0f)), 1e-3f, groups};
   }
@@ -105,21 +111,24 @@ inline PlanBuilder StartPlan(int64_t vocab, int64_t hidden) {
 }
 
 // heads 4 in 2 groups, head_dim 3, d_state 5, d_conv 4: no two sizes alike.
-inline Mamba2 TestMamba2(PlanBuilder& builder, const std::string& label, int64_t hidden) {
+inline Mamba2 TestMamba2(PlanBuilder& builder, const std::string& label, int64_t hidden,
+                         int64_t d_conv = 4, bool conv_bias = true) {
   Mamba2 m;
   m.heads = 4;
   m.head_dim = 3;
   m.d_state = 5;
   m.groups = 2;
-  m.d_conv = 4;
+  m.d_conv = d_conv;
   m.dt_min = 0.2f;
   m.dt_max = 2.5f;
   m.in_proj = builder.Linear(label + ".in_proj", m.in_proj_rows(), hidden, true);
   const int64_t channels = m.conv_channels();
   m.conv_weight = builder.Vector(label + ".conv",
                                  NamedRandom(label + ".conv").Values(m.d_conv * channels, 0.6f));
-  m.conv_bias = builder.Vector(label + ".conv_bias",
-                               NamedRandom(label + ".conv_bias").Values(channels, 0.3f));
+  if (conv_bias) {
+    m.conv_bias = builder.Vector(label + ".conv_bias",
+                                 NamedRandom(label + ".conv_bias").Values(channels, 0.3f));
+  }
   m.dt_bias = builder.Vector(label + ".dt_bias", {-1.0f, 0.1f, 0.7f, 30.0f});
   m.a = builder.Vector(label + ".a", {-0.2f, -0.5f, -1.1f, -0.05f});
   m.d = builder.Vector(label + ".d", {0.3f, -0.4f, 0.9f, 1.2f});

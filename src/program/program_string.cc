@@ -2,6 +2,7 @@
 #include <iomanip>
 #include <sstream>
 
+#include "core/error.h"
 #include "program/program.h"
 
 namespace adder {
@@ -24,21 +25,16 @@ class Describe {
   }
   std::string operator()(const Mamba2Op& op) const {
     const Mamba2& m = op.mixer;
-    std::ostringstream out;
-    out << "mamba2 scan, heads " << m.heads << " x " << m.head_dim << ", d_state " << m.d_state
-        << ", groups " << m.groups << ", d_conv " << m.d_conv;
-    return out.str();
+    return Concat("mamba2 scan, heads ", m.heads, " x ", m.head_dim, ", d_state ", m.d_state,
+                  ", groups ", m.groups, ", d_conv ", m.d_conv);
   }
   std::string operator()(const AttentionOp& op) const {
     const Attention& a = op.mixer;
-    std::ostringstream out;
-    out << "attention, heads " << a.heads << " / " << a.kv_heads << " x " << a.head_dim
-        << (a.rope ? ", rope" : "");
-    return out.str();
+    return Concat("attention, heads ", a.heads, " / ", a.kv_heads, " x ", a.head_dim,
+                  a.rope ? ", rope" : "");
   }
   std::string operator()(const RouterOp& op) const {
-    return Norm(op.norm) + "router, top " + std::to_string(op.top_k) + " of " +
-           std::to_string(op.experts);
+    return Concat(Norm(op.norm), "router, top ", op.top_k, " of ", op.experts);
   }
   std::string operator()(const ExpertGateUpOp& op) const {
     return Norm(op.norm) + "experts " + FirstShape(op.gate_up) + ", silu(gate) * up";
@@ -50,21 +46,16 @@ class Describe {
  private:
   std::string MatrixShape(MatrixId id) const {
     const WeightMatrix& matrix = program_.weights->matrices[static_cast<size_t>(id)];
-    return "[" + std::to_string(matrix.rows) + " x " + std::to_string(matrix.cols) + "]";
+    return Concat("[", matrix.rows, " x ", matrix.cols, "]");
   }
   std::string FirstShape(const std::vector<MatrixId>& experts) const {
     return experts.empty() ? "none" : MatrixShape(experts[0]);
   }
   static std::string Norm(const std::optional<RmsNorm>& norm) {
     if (!norm) return "";
-    return norm->groups > 1 ? "norm in " + std::to_string(norm->groups) + " groups, " : "norm, ";
+    return norm->groups > 1 ? Concat("norm in ", norm->groups, " groups, ") : "norm, ";
   }
-  static std::string Scale(float scale) {
-    if (scale == 1.0f) return "";
-    std::ostringstream out;
-    out << ", scale " << scale;
-    return out.str();
-  }
+  static std::string Scale(float scale) { return scale == 1.0f ? "" : Concat(", scale ", scale); }
 
   const Program& program_;
 };
