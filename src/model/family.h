@@ -37,6 +37,8 @@ struct Family {
   std::string_view model_type;
   // One line for `adder families`.
   std::string_view description;
+  // Values of the config's `architectures` that mean this family, for files without model_type.
+  std::vector<std::string_view> architectures;
   // Builds the plan. Throws Error naming the config field when a value is missing, absurd or not
   // implemented. The result has passed ValidatePlan.
   Plan (*build)(const JsonObject& config, const TensorNames& names);

@@ -21,6 +21,15 @@ using MatrixId = int32_t;
 using VectorId = int32_t;
 inline constexpr int32_t kNoId = -1;
 
+// Bounds on what a plan may ask for. Real models stay far below; a config beyond them is damaged or
+// hostile, and is refused before anything is allocated.
+inline constexpr int64_t kMaxLayers = 4096;
+inline constexpr int64_t kMaxExpertsInAll = int64_t{1} << 17;  // over all layers
+inline constexpr int64_t kMaxRows = int64_t{1} << 31;          // of a matrix; also its columns
+inline constexpr int64_t kMaxSize = int64_t{1} << 24;          // heads, d_state, hidden, ...
+inline constexpr int64_t kMaxHeadDim = 4096;                   // of attention
+inline constexpr int64_t kMaxStateSize = int64_t{1} << 28;     // floats of one recurrent state
+
 // Where the rows of a matrix come from. `module` is the checkpoint name without ".weight": a
 // quantised module also has ".scales" and ".biases". The tensor is [rows, cols], or
 // [experts, rows, cols] when `experts` > 0, of which expert `expert` is meant. Of its rows,
@@ -191,7 +200,7 @@ struct Plan {
                      VectorTransform transform = VectorTransform::kIdentity);
 };
 
-// Elements of a vector after loading.
+// Elements of a vector after loading; -1 when its shapes are absent, disagree or overflow.
 int64_t VectorSize(const VectorRef& vector);
 
 // Throws Error naming block and field when sizes disagree, are absurd, or an id is out of range.

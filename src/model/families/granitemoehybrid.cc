@@ -1,0 +1,196 @@
+// Granite 4.0 H: layers of Mamba-2 or attention, each followed by a shared MLP, to which larger
+// models add a mixture of experts on the same normed input. Four multipliers as in Granite 3.
+//
+// Names: Hugging Face files hold the shared MLP as shared_mlp.input_linear (gate | up) and
+// output_linear, and the experts as stacked block_sparse_moe.input_linear [experts, 2 x
+// intermediate, hidden] and output_linear. MLX files split the experts into
+// block_sparse_moe.switch_mlp.{gate,up,down}_proj, and the MLP of models without experts into
+// mlp.{gate,up,down}_proj.
+#include <algorithm>
+#include <tuple>
+
+#include "core/error.h"
+#include "model/family_fields.h"
+
+namespace adder {
+namespace {
+
+struct Experts {
+  int64_t count = 0;  // 0: no mixture of experts
+  int64_t top_k = 0;
+  int64_t intermediate = 0;
+};
+
+Mamba2 ReadMamba2Sizes(const JsonObject& config, int64_t hidden) {
+  Mamba2 mamba;
+  mamba.heads = ReadSize(config, {"mamba_n_heads"});
+  const int64_t inner = hidden * ReadSize(config, {"mamba_expand"}, 2);
+  const Json* head_dim = config.Find({"mamba_d_head"});
+  if (head_dim == nullptr || *head_dim == "auto") {
+    RequireMultiple(config, "mamba_expand x hidden_size", inner, "mamba_n_heads", mamba.heads);
+    mamba.head_dim = inner / mamba.heads;
+  } else {
+    mamba.head_dim = ReadSize(config, {"mamba_d_head"});
+    if (mamba.inner() != inner) {
+      Fail(config.where(), ": mamba_n_heads x mamba_d_head is ", mamba.inner(),
+           ", but mamba_expand x hidden_size is ", inner, ".");
+    }
+  }
+  mamba.d_state = ReadSize(config, {"mamba_d_state"});
+  mamba.groups = ReadSize(config, {"mamba_n_groups"}, 1);
+  RequireMultiple(config, "mamba_n_heads", mamba.heads, "mamba_n_groups", mamba.groups);
+  mamba.d_conv = config.Int({"mamba_d_conv"}, 1, 1024, 4);
+  mamba.chunk = ReadSize(config, {"mamba_chunk_size"}, 256);
+  std::tie(mamba.dt_min, mamba.dt_max) = ReadTimeStepLimit(config, {"time_step_limit"});
+  return mamba;
+}
+
+Experts ReadExperts(const JsonObject& config, int64_t layers) {
+  Experts experts;
+  experts.count = config.Int({"num_local_experts"}, 0, kMaxExpertsInAll / layers, 0);
+  if (experts.count == 0) return experts;
+  experts.top_k = config.Int({"num_experts_per_tok"}, 1, experts.count);
+  experts.intermediate = ReadSize(config, {"intermediate_size"});
+  return experts;
+}
+
+// One expert's rows of a stacked tensor.
+MatrixPart ExpertPart(std::string module, int64_t rows, int64_t experts, int64_t expert) {
+  MatrixPart part;
+  part.module = std::move(module);
+  part.rows = rows;
+  part.row_count = rows;
+  part.experts = experts;
+  part.expert = expert;
+  return part;
+}
+
+MoeMlp AddMoe(Plan& plan, const std::string& prefix, const Experts& experts, Activation activation,
+              const TensorNames& names) {
+  MoeMlp moe;
+  moe.experts = experts.count;
+  moe.top_k = experts.top_k;
+  moe.intermediate = experts.intermediate;
+  moe.activation = activation;
+  moe.router = AddLinear(plan, prefix + ".router.layer", experts.count, plan.hidden, false);
+  const std::string split = prefix + ".switch_mlp";
+  const bool is_split = names.Uses(split + ".gate_proj.weight", true);
+  for (int64_t expert = 0; expert < experts.count; ++expert) {
+    const auto part = [&](const std::string& module, int64_t rows) {
+      return ExpertPart(module, rows, experts.count, expert);
+    };
+    const std::string label = LabelOf(prefix) + ".experts." + std::to_string(expert);
+    MatrixRef gate_up{label + ".gate_up", 2 * experts.intermediate, plan.hidden, {}};
+    MatrixRef down{label + ".down", plan.hidden, experts.intermediate, {}};
+    if (is_split) {
+      gate_up.parts = {part(split + ".gate_proj", experts.intermediate),
+                       part(split + ".up_proj", experts.intermediate)};
+      down.parts = {part(split + ".down_proj", plan.hidden)};
+    } else {
+      gate_up.parts = {part(prefix + ".input_linear", 2 * experts.intermediate)};
+      down.parts = {part(prefix + ".output_linear", plan.hidden)};
+    }
+    moe.gate_up.push_back(plan.AddMatrix(std::move(gate_up)));
+    moe.down.push_back(plan.AddMatrix(std::move(down)));
+  }
+  return moe;
+}
+
+Plan Build(const JsonObject& config, const TensorNames& names) {
+  Plan plan;
+  plan.family = "granitemoehybrid";
+  plan.vocab = ReadVocab(config, {"vocab_size"});
+  plan.hidden = ReadSize(config, {"hidden_size"});
+  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 2048);
+  const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
+  const std::vector<LayerKind> kinds =
+      ReadLayerTypes(config, {"layer_types", "layers_block_type"}, layers, LayerKind::kMamba);
+  const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);
+  const Activation activation = ReadActivation(config, {"hidden_act"});
+  RequireString(config, "normalization_function", "rmsnorm");
+
+  plan.embedding_scale = ReadScale(config, {"embedding_multiplier"}, 1.0);
+  plan.logits_scale = ReadInverseScale(config, {"logits_scaling"}, 1.0);
+  const float residual_scale = ReadScale(config, {"residual_multiplier"}, 1.0);
+
+  // A model of one kind of layer need not state the sizes of the other.
+  const bool has_mamba = std::find(kinds.begin(), kinds.end(), LayerKind::kMamba) != kinds.end();
+  const bool has_attention =
+      std::find(kinds.begin(), kinds.end(), LayerKind::kAttention) != kinds.end();
+  Mamba2 mamba;
+  Mamba2Options mamba_options;
+  if (has_mamba) {
+    mamba = ReadMamba2Sizes(config, plan.hidden);
+    mamba_options.proj_bias = config.Bool({"mamba_proj_bias"}, false);
+    mamba_options.conv_bias = config.Bool({"mamba_conv_bias"}, true);
+    mamba_options.eps = eps;
+  }
+  Attention attention;
+  bool attention_bias = false;
+  if (has_attention) {
+    attention = ReadAttentionSizes(config, plan.hidden);
+    attention.scale = ReadScale(config, {"attention_multiplier"}, 1.0);
+    attention_bias = config.Bool({"attention_bias"}, false);
+    // rope_theta is present even in models without rotary embedding.
+    const std::string positions = config.String({"position_embedding_type"}, "nope");
+    if (positions == "rope") {
+      attention.rope = ReadRope(config, attention.head_dim);
+    } else if (positions != "nope") {
+      Fail(config.where(), ": the field position_embedding_type is \"", positions,
+           "\"; \"rope\" and \"nope\" are implemented.");
+    }
+  }
+
+  const Experts experts = ReadExperts(config, layers);
+  const bool split_mlp =
+      experts.count == 0 && names.Uses("model.layers.0.mlp.gate_proj.weight", true);
+  // The MLX model of split files takes its width from intermediate_size.
+  const int64_t shared_intermediate =
+      split_mlp ? ReadSize(config, {"intermediate_size", "shared_intermediate_size"})
+                : config.Int({"shared_intermediate_size"}, 0, kMaxSize, 0);
+
+  const bool tied = ReadTied(config, {"tie_word_embeddings"}, names, "lm_head.weight");
+  AddEmbeddingAndHead(plan, "model.embed_tokens", "model.norm", "lm_head", tied, eps);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer);
+    Mixer mixer;
+    if (kinds[layer] == LayerKind::kMamba) {
+      mixer = AddMamba2(plan, prefix + ".mamba", mamba, mamba_options);
+    } else {
+      mixer = AddAttention(plan, prefix + ".self_attn", attention, attention_bias);
+    }
+    plan.blocks.push_back(
+        MakeBlock(plan, layer, prefix + ".input_layernorm", eps, {mixer}, residual_scale));
+
+    std::vector<Mixer> mlps;
+    if (experts.count > 0) {
+      mlps.push_back(AddMoe(plan, prefix + ".block_sparse_moe", experts, activation, names));
+    }
+    if (split_mlp) {
+      mlps.push_back(AddGateUpMlp(plan, prefix + ".mlp", shared_intermediate, activation, false));
+    } else if (shared_intermediate > 0) {
+      mlps.push_back(AddFusedMlp(plan, prefix + ".shared_mlp", shared_intermediate, activation));
+    }
+    const std::string norm = prefix + ".post_attention_layernorm";
+    if (mlps.empty()) {
+      // The norm of an absent MLP feeds nothing.
+      plan.ignored_tensors.push_back(norm + ".weight");
+      continue;
+    }
+    plan.blocks.push_back(MakeBlock(plan, layer, norm, eps, std::move(mlps), residual_scale));
+  }
+  ValidatePlan(plan);
+  return plan;
+}
+
+}  // namespace
+
+extern const Family kFamily_granitemoehybrid;
+const Family kFamily_granitemoehybrid = {
+    "granitemoehybrid",
+    "Granite 4.0 H: Mamba-2 and attention, MLP and mixture of experts",
+    {"GraniteMoeHybridForCausalLM"},
+    Build,
+};
+
+}  // namespace adder

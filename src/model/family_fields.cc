@@ -1,0 +1,378 @@
+#include "model/family_fields.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+
+namespace adder {
+namespace {
+
+// Field names as they appear in messages.
+std::string Joined(FieldNames keys) {
+  std::string text;
+  for (std::string_view key : keys) {
+    if (!text.empty()) text += " / ";
+    text += key;
+  }
+  return text;
+}
+
+bool FitsFloat(double value) {
+  return std::isfinite(value) && std::abs(value) <= std::numeric_limits<float>::max();
+}
+
+// A field that has to be a positive, finite number.
+double ReadPositive(const JsonObject& config, FieldNames keys,
+                    std::optional<double> default_value = std::nullopt) {
+  const double value = config.Number(keys, default_value);
+  if (!FitsFloat(value) || value <= 0) {
+    Fail(config.where(), ": the field ", Joined(keys), " is ", value,
+         ", it should be a positive number.");
+  }
+  return value;
+}
+
+// Llama 3.1's scaling: long wavelengths are stretched by `factor`, short ones kept, and those
+// between interpolated linearly in the number of turns within the original context.
+double Llama3Frequency(double frequency, double factor, double low_freq_factor,
+                       double high_freq_factor, double original_positions) {
+  const double turns = original_positions * frequency / (2 * std::numbers::pi);
+  if (turns < low_freq_factor) return frequency / factor;
+  if (turns > high_freq_factor) return frequency;
+  const double kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+  return (1 - kept) * frequency / factor + kept * frequency;
+}
+
+}  // namespace
+
+int64_t ReadSize(const JsonObject& config, FieldNames keys, std::optional<int64_t> default_value) {
+  return config.Int(keys, 1, kMaxSize, default_value);
+}
+
+int64_t ReadLayerCount(const JsonObject& config, FieldNames keys) {
+  return config.Int(keys, 1, kMaxLayers);
+}
+
+int64_t ReadVocab(const JsonObject& config, FieldNames keys) {
+  return config.Int(keys, 1, kMaxRows);
+}
+
+float ReadScale(const JsonObject& config, FieldNames keys, std::optional<double> default_value) {
+  const double value = config.Number(keys, default_value);
+  if (!FitsFloat(value)) {
+    Fail(config.where(), ": the field ", Joined(keys), " is ", value,
+         ", it should be a finite 32-bit number.");
+  }
+  return static_cast<float>(value);
+}
+
+float ReadInverseScale(const JsonObject& config, FieldNames keys, double default_value) {
+  const double value = config.Number(keys, default_value);
+  if (!FitsFloat(value) || !FitsFloat(1 / value)) {
+    Fail(config.where(), ": the field ", Joined(keys), " is ", value,
+         ", it should be finite and not zero.");
+  }
+  return static_cast<float>(1 / value);
+}
+
+float ReadEps(const JsonObject& config, FieldNames keys, double default_value) {
+  const double value = config.Number(keys, default_value);
+  if (!FitsFloat(value) || value < 0) {
+    Fail(config.where(), ": the field ", Joined(keys), " is ", value,
+         ", it should be a small number of at least 0.");
+  }
+  return static_cast<float>(value);
+}
+
+Activation ReadActivation(const JsonObject& config, FieldNames keys) {
+  const std::string name = config.String(keys, "silu");
+  if (name != "silu" && name != "swish") {
+    Fail(config.where(), ": the field ", Joined(keys), " is \"", name,
+         "\"; only \"silu\" is implemented for this family.");
+  }
+  return Activation::kSilu;
+}
+
+std::pair<float, float> ReadTimeStepLimit(const JsonObject& config, FieldNames keys) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  if (config.Find(keys) == nullptr) return {0.0f, kInfinity};
+  const std::vector<double> limits = config.Numbers(keys);
+  // Comparisons are written so that NaN fails.
+  if (limits.size() != 2 || !(limits[0] >= 0) || !FitsFloat(limits[0]) ||
+      !(limits[1] >= limits[0])) {
+    Fail(config.where(), ": the field ", Joined(keys),
+         " should hold two numbers, the smallest and the largest time step, with 0 <= smallest <= "
+         "largest.");
+  }
+  const float max = FitsFloat(limits[1]) ? static_cast<float>(limits[1]) : kInfinity;
+  return {static_cast<float>(limits[0]), max};
+}
+
+std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys, int64_t layers,
+                                      LayerKind default_kind) {
+  if (config.Find(keys) == nullptr) {
+    return std::vector<LayerKind>(static_cast<size_t>(layers), default_kind);
+  }
+  const std::vector<std::string> types = config.Strings(keys);
+  if (static_cast<int64_t>(types.size()) != layers) {
+    Fail(config.where(), ": the field ", Joined(keys), " has ", types.size(),
+         " entries, but the model has ", layers, " layers.");
+  }
+  std::vector<LayerKind> kinds;
+  for (const std::string& type : types) {
+    if (type == "mamba" || type == "mamba2" || type == "linear_attention") {
+      kinds.push_back(LayerKind::kMamba);
+    } else if (type == "attention" || type == "full_attention") {
+      kinds.push_back(LayerKind::kAttention);
+    } else {
+      Fail(config.where(), ": the field ", Joined(keys), " has the layer type \"", type,
+           "\"; this family has \"mamba\" and \"attention\".");
+    }
+  }
+  return kinds;
+}
+
+Rope ReadRope(const JsonObject& config, int64_t head_dim) {
+  // Newer files put everything into rope_parameters, older ones split it.
+  const std::optional<JsonObject> nested = config.Object({"rope_parameters", "rope_scaling"});
+  const JsonObject& parameters = nested ? *nested : config;
+  const JsonObject& theta_source = parameters.Has("rope_theta") ? parameters : config;
+  const JsonObject& partial_source = parameters.Has("partial_rotary_factor") ? parameters : config;
+
+  Rope rope;
+  rope.theta = ReadPositive(theta_source, {"rope_theta"}, 10000.0);
+  const double partial = ReadPositive(partial_source, {"partial_rotary_factor"}, 1.0);
+  if (partial > 1) {
+    Fail(partial_source.where(), ": the field partial_rotary_factor is ", partial, ", above 1.");
+  }
+  rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * partial);
+  if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
+    Fail(config.where(), ": the rotary embedding would turn ", rope.rotary_dim,
+         " elements of each head (head_dim ", head_dim, " x partial_rotary_factor ", partial,
+         "); that has to be an even number of at least 2.");
+  }
+  if (nested) rope.scaling = parameters.String({"rope_type", "type"}, "default");
+
+  double factor = 1;
+  double low_freq_factor = 0;
+  double high_freq_factor = 0;
+  double original_positions = 0;
+  if (rope.scaling == "linear") {
+    factor = ReadPositive(parameters, {"factor"});
+  } else if (rope.scaling == "llama3") {
+    factor = ReadPositive(parameters, {"factor"});
+    low_freq_factor = ReadPositive(parameters, {"low_freq_factor"});
+    high_freq_factor = ReadPositive(parameters, {"high_freq_factor"});
+    original_positions = ReadPositive(parameters, {"original_max_position_embeddings"});
+    if (high_freq_factor <= low_freq_factor) {
+      Fail(parameters.where(), ": the field high_freq_factor (", high_freq_factor,
+           ") should be larger than low_freq_factor (", low_freq_factor, ").");
+    }
+  } else if (rope.scaling != "default") {
+    Fail(parameters.where(), ": the rope_type \"", rope.scaling,
+         "\" is not implemented; \"default\", \"linear\" and \"llama3\" are.");
+  }
+  for (int64_t i = 0; i < rope.rotary_dim / 2; ++i) {
+    double frequency =
+        std::pow(rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope.rotary_dim));
+    if (rope.scaling == "llama3") {
+      frequency =
+          Llama3Frequency(frequency, factor, low_freq_factor, high_freq_factor, original_positions);
+    } else {
+      frequency /= factor;
+    }
+    if (!FitsFloat(frequency)) {
+      Fail(parameters.where(), ": rope_theta ", rope.theta, " and factor ", factor,
+           " give a rotary frequency that is not finite.");
+    }
+    rope.inverse_frequencies.push_back(static_cast<float>(frequency));
+  }
+  return rope;
+}
+
+void RequireBool(const JsonObject& config, std::string_view key, bool expected) {
+  if (config.Bool({key}, expected) != expected) {
+    Fail(config.where(), ": the field ", key, " is ", expected ? "false" : "true", "; only ",
+         expected ? "true" : "false", " is implemented for this family.");
+  }
+}
+
+void RequireInt(const JsonObject& config, std::string_view key, int64_t expected) {
+  const int64_t value = config.Int({key}, std::numeric_limits<int64_t>::min(),
+                                   std::numeric_limits<int64_t>::max(), expected);
+  if (value != expected) {
+    Fail(config.where(), ": the field ", key, " is ", value, "; only ", expected,
+         " is implemented for this family.");
+  }
+}
+
+void RequireString(const JsonObject& config, std::string_view key, std::string_view expected) {
+  const std::string value = config.String({key}, std::string(expected));
+  if (value != expected) {
+    Fail(config.where(), ": the field ", key, " is \"", value, "\"; only \"", expected,
+         "\" is implemented for this family.");
+  }
+}
+
+void RequireMultiple(const JsonObject& config, std::string_view value_name, int64_t value,
+                     std::string_view divisor_name, int64_t divisor) {
+  if (value % divisor != 0) {
+    Fail(config.where(), ": the field ", value_name, " (", value, ") should be a multiple of ",
+         divisor_name, " (", divisor, ").");
+  }
+}
+
+bool ReadTied(const JsonObject& config, FieldNames keys, const TensorNames& names,
+              const std::string& head_tensor) {
+  return config.Bool(keys, !names.HasOptional(head_tensor));
+}
+
+std::string LabelOf(const std::string& prefix) {
+  for (const std::string_view root : {"model.", "backbone."}) {
+    if (prefix.starts_with(root)) return prefix.substr(root.size());
+  }
+  return prefix;
+}
+
+RmsNorm AddNorm(Plan& plan, const std::string& prefix, int64_t size, float eps) {
+  RmsNorm norm;
+  norm.weight = plan.AddVector(LabelOf(prefix), prefix + ".weight", size);
+  norm.eps = eps;
+  return norm;
+}
+
+Linear AddLinear(Plan& plan, const std::string& prefix, int64_t rows, int64_t cols, bool bias) {
+  Linear linear;
+  linear.weight = plan.AddMatrix(LabelOf(prefix), prefix, rows, cols);
+  if (bias) linear.bias = plan.AddVector(LabelOf(prefix) + " bias", prefix + ".bias", rows);
+  return linear;
+}
+
+Linear AddStacked(Plan& plan, const std::string& prefix, const std::string& label,
+                  const std::vector<StackedModule>& modules, int64_t cols, bool bias) {
+  MatrixRef matrix;
+  matrix.label = LabelOf(prefix) + "." + label;
+  matrix.cols = cols;
+  VectorRef biases;
+  biases.label = matrix.label + " bias";
+  for (const StackedModule& module : modules) {
+    MatrixPart part;
+    part.module = prefix + "." + module.name;
+    part.rows = module.rows;
+    part.row_count = module.rows;
+    matrix.rows += module.rows;
+    biases.parts.push_back({part.module + ".bias", {Shape{module.rows}}});
+    matrix.parts.push_back(std::move(part));
+  }
+  Linear linear;
+  linear.weight = plan.AddMatrix(std::move(matrix));
+  if (bias) linear.bias = plan.AddVector(std::move(biases));
+  return linear;
+}
+
+void AddEmbeddingAndHead(Plan& plan, const std::string& embedding, const std::string& norm,
+                         const std::string& head, bool tied, float eps) {
+  plan.embedding = plan.AddMatrix(LabelOf(embedding), embedding, plan.vocab, plan.hidden);
+  plan.final_norm = AddNorm(plan, norm, plan.hidden, eps);
+  if (tied) {
+    plan.head.weight = plan.embedding;
+    // Some writers store the shared tensor a second time.
+    plan.ignored_tensors.push_back(head + ".*");
+  } else {
+    plan.head = AddLinear(plan, head, plan.vocab, plan.hidden, false);
+  }
+}
+
+Attention AddAttention(Plan& plan, const std::string& prefix, const Attention& sizes, bool bias) {
+  Attention attention = sizes;
+  const int64_t q_rows = sizes.heads * sizes.head_dim;
+  const int64_t kv_rows = sizes.kv_heads * sizes.head_dim;
+  attention.qkv =
+      AddStacked(plan, prefix, "qkv",
+                 {{"q_proj", q_rows}, {"k_proj", kv_rows}, {"v_proj", kv_rows}}, plan.hidden, bias);
+  attention.output = AddLinear(plan, prefix + ".o_proj", plan.hidden, q_rows, bias);
+  // Old converters wrote the rotary frequencies, which follow from the config.
+  plan.ignored_tensors.push_back(prefix + ".rotary_emb.inv_freq");
+  return attention;
+}
+
+DenseMlp AddGateUpMlp(Plan& plan, const std::string& prefix, int64_t intermediate,
+                      Activation activation, bool bias) {
+  DenseMlp mlp;
+  mlp.intermediate = intermediate;
+  mlp.activation = activation;
+  mlp.gate_up =
+      AddStacked(plan, prefix, "gate_up", {{"gate_proj", intermediate}, {"up_proj", intermediate}},
+                 plan.hidden, bias);
+  mlp.down = AddLinear(plan, prefix + ".down_proj", plan.hidden, intermediate, bias);
+  return mlp;
+}
+
+DenseMlp AddFusedMlp(Plan& plan, const std::string& prefix, int64_t intermediate,
+                     Activation activation) {
+  DenseMlp mlp;
+  mlp.intermediate = intermediate;
+  mlp.activation = activation;
+  mlp.gate_up = AddLinear(plan, prefix + ".input_linear", 2 * intermediate, plan.hidden, false);
+  mlp.down = AddLinear(plan, prefix + ".output_linear", plan.hidden, intermediate, false);
+  return mlp;
+}
+
+Mamba2 AddMamba2(Plan& plan, const std::string& prefix, const Mamba2& sizes,
+                 const Mamba2Options& options) {
+  Mamba2 mamba = sizes;
+  const std::string label = LabelOf(prefix);
+  const int64_t channels = sizes.conv_channels();
+  mamba.in_proj =
+      AddLinear(plan, prefix + ".in_proj", sizes.in_proj_rows(), plan.hidden, options.proj_bias);
+  // Hugging Face files have the taps last, MLX files the single input channel.
+  mamba.conv_weight = plan.AddVector(
+      VectorRef{label + ".conv1d",
+                {VectorPart{prefix + ".conv1d.weight",
+                            {{channels, 1, sizes.d_conv}, {channels, sizes.d_conv, 1}}}},
+                VectorTransform::kConvTimeMajor});
+  if (options.conv_bias) {
+    mamba.conv_bias = plan.AddVector(label + ".conv1d bias", prefix + ".conv1d.bias", channels);
+  }
+  mamba.dt_bias = plan.AddVector(label + ".dt_bias", prefix + ".dt_bias", sizes.heads);
+  mamba.a = plan.AddVector(label + ".A_log", prefix + ".A_log", sizes.heads,
+                           VectorTransform::kNegativeExp);
+  mamba.d = plan.AddVector(label + ".D", prefix + ".D", sizes.heads);
+  if (options.gated_norm) {
+    mamba.gated_norm = AddNorm(plan, prefix + ".norm", sizes.inner(), options.eps);
+    mamba.gated_norm->groups = options.norm_groups;
+  }
+  mamba.out_proj =
+      AddLinear(plan, prefix + ".out_proj", plan.hidden, sizes.inner(), options.proj_bias);
+  return mamba;
+}
+
+Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden) {
+  Attention attention;
+  attention.heads = ReadSize(config, {"num_attention_heads"});
+  attention.kv_heads = ReadSize(config, {"num_key_value_heads"}, attention.heads);
+  RequireMultiple(config, "num_attention_heads", attention.heads, "num_key_value_heads",
+                  attention.kv_heads);
+  if (!config.Has("head_dim")) {
+    RequireMultiple(config, "hidden_size", hidden, "num_attention_heads", attention.heads);
+  }
+  attention.head_dim = config.Int({"head_dim"}, 1, kMaxHeadDim, hidden / attention.heads);
+  if (attention.head_dim > kMaxHeadDim) {
+    Fail(config.where(), ": hidden_size / num_attention_heads is ", attention.head_dim,
+         ", larger than ", kMaxHeadDim, ".");
+  }
+  return attention;
+}
+
+Block MakeBlock(Plan& plan, int64_t layer, const std::string& norm_prefix, float eps,
+                std::vector<Mixer> mixers, float residual_scale) {
+  Block block;
+  block.layer = layer;
+  block.pre_norm = AddNorm(plan, norm_prefix, plan.hidden, eps);
+  block.mixers = std::move(mixers);
+  block.residual_scale = residual_scale;
+  return block;
+}
+
+}  // namespace adder

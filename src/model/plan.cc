@@ -1,0 +1,62 @@
+#include "model/plan.h"
+
+#include <utility>
+
+namespace adder {
+
+MatrixId Plan::AddMatrix(MatrixRef matrix) {
+  matrices.push_back(std::move(matrix));
+  return static_cast<MatrixId>(matrices.size() - 1);
+}
+
+MatrixId Plan::AddMatrix(std::string label, std::string module, int64_t rows, int64_t cols) {
+  MatrixPart part;
+  part.module = std::move(module);
+  part.rows = rows;
+  part.row_count = rows;
+  return AddMatrix(MatrixRef{std::move(label), rows, cols, {std::move(part)}});
+}
+
+VectorId Plan::AddVector(VectorRef vector) {
+  vectors.push_back(std::move(vector));
+  return static_cast<VectorId>(vectors.size() - 1);
+}
+
+VectorId Plan::AddVector(std::string label, std::string tensor, int64_t size,
+                         VectorTransform transform) {
+  return AddVector(
+      VectorRef{std::move(label), {VectorPart{std::move(tensor), {Shape{size}}}}, transform});
+}
+
+int64_t VectorSize(const VectorRef& vector) {
+  int64_t size = 0;
+  for (const VectorPart& part : vector.parts) {
+    if (part.shapes.empty()) return -1;
+    const std::optional<int64_t> count = ElementCount(part.shapes.front());
+    for (const Shape& shape : part.shapes) {
+      if (ElementCount(shape) != count) return -1;
+    }
+    if (!count || __builtin_add_overflow(size, *count, &size)) return -1;
+  }
+  return vector.parts.empty() ? -1 : size;
+}
+
+int64_t ParameterCount(const Plan& plan) {
+  // A validated plan's total fits: ValidatePlan has added it up with overflow checks.
+  int64_t count = 0;
+  for (const MatrixRef& matrix : plan.matrices) count += matrix.rows * matrix.cols;
+  for (const VectorRef& vector : plan.vectors) count += VectorSize(vector);
+  return count;
+}
+
+std::string MixerName(const Mixer& mixer) {
+  struct Namer {
+    std::string operator()(const Attention&) const { return "Attention"; }
+    std::string operator()(const Mamba2&) const { return "Mamba2"; }
+    std::string operator()(const DenseMlp&) const { return "DenseMlp"; }
+    std::string operator()(const MoeMlp&) const { return "MoeMlp"; }
+  };
+  return std::visit(Namer{}, mixer);
+}
+
+}  // namespace adder

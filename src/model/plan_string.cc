@@ -1,0 +1,113 @@
+#include <sstream>
+#include <string>
+
+#include "core/error.h"
+#include "model/plan.h"
+
+namespace adder {
+namespace {
+
+// Writes "name=value" pairs separated by spaces.
+class PlanPrinter {
+ public:
+  explicit PlanPrinter(const Plan& plan) : plan_(plan) {}
+
+  std::string Run() {
+    out_ << plan_.family << ": " << ParameterCount(plan_) << " parameters\n  vocab=" << plan_.vocab
+         << " hidden=" << plan_.hidden << " max_positions=";
+    if (plan_.max_positions > 0) {
+      out_ << plan_.max_positions << "\n";
+    } else {
+      out_ << "unlimited\n";
+    }
+    out_ << "  embedding: " << MatrixText(plan_.embedding) << " scale=" << plan_.embedding_scale
+         << "\n";
+    for (size_t i = 0; i < plan_.blocks.size(); ++i) PrintBlock(i);
+    out_ << "  final_norm: " << NormText(plan_.final_norm) << "\n";
+    const bool tied = plan_.head.weight == plan_.embedding;
+    out_ << "  head: " << LinearText(plan_.head) << (tied ? " tied" : "")
+         << " scale=" << plan_.logits_scale << "\n";
+    for (const std::string& name : plan_.ignored_tensors) out_ << "  ignored: " << name << "\n";
+    return out_.str();
+  }
+
+ private:
+  std::string MatrixText(MatrixId id) const {
+    if (id < 0 || id >= static_cast<int64_t>(plan_.matrices.size())) return "none";
+    const MatrixRef& matrix = plan_.matrices[id];
+    return Concat("[", matrix.rows, "x", matrix.cols, "]");
+  }
+  std::string LinearText(const Linear& linear) const {
+    return MatrixText(linear.weight) + (linear.bias != kNoId ? "+bias" : "");
+  }
+  static std::string NormText(const RmsNorm& norm) {
+    std::string text = Concat("rms(eps=", norm.eps);
+    if (norm.groups != 1) text += Concat(",groups=", norm.groups);
+    return text + ")";
+  }
+  static std::string ActivationText(Activation activation) {
+    switch (activation) {
+      case Activation::kSilu:
+        return "silu";
+    }
+    return "unknown";
+  }
+
+  void PrintBlock(size_t index) {
+    const Block& block = plan_.blocks[index];
+    out_ << "  block " << index << " layer " << block.layer << ": " << NormText(block.pre_norm);
+    const char* separator = " -> ";
+    for (const Mixer& mixer : block.mixers) {
+      out_ << separator << MixerName(mixer) << "(";
+      std::visit([this](const auto& typed) { Print(typed); }, mixer);
+      out_ << ")";
+      separator = " + ";
+    }
+    out_ << " -> residual_scale=" << block.residual_scale << "\n";
+  }
+
+  void Print(const Attention& mixer) {
+    out_ << "heads=" << mixer.heads << " kv_heads=" << mixer.kv_heads
+         << " head_dim=" << mixer.head_dim << " scale=" << mixer.scale << " rope=";
+    if (mixer.rope) {
+      out_ << mixer.rope->scaling << "(theta=" << mixer.rope->theta
+           << ",rotary_dim=" << mixer.rope->rotary_dim << ")";
+    } else {
+      out_ << "none";
+    }
+    out_ << " qkv=" << LinearText(mixer.qkv) << " output=" << LinearText(mixer.output);
+  }
+
+  void Print(const Mamba2& mixer) {
+    out_ << "heads=" << mixer.heads << " head_dim=" << mixer.head_dim
+         << " d_state=" << mixer.d_state << " groups=" << mixer.groups << " d_conv=" << mixer.d_conv
+         << (mixer.conv_bias != kNoId ? "+bias" : "") << " dt=[" << mixer.dt_min << ","
+         << mixer.dt_max << "] chunk=" << mixer.chunk << " in_proj=" << LinearText(mixer.in_proj)
+         << " gated_norm=" << (mixer.gated_norm ? NormText(*mixer.gated_norm) : std::string("none"))
+         << " out_proj=" << LinearText(mixer.out_proj);
+  }
+
+  void Print(const DenseMlp& mixer) {
+    out_ << "intermediate=" << mixer.intermediate
+         << " activation=" << ActivationText(mixer.activation)
+         << " gate_up=" << LinearText(mixer.gate_up) << " down=" << LinearText(mixer.down);
+  }
+
+  void Print(const MoeMlp& mixer) {
+    out_ << "experts=" << mixer.experts << " top_k=" << mixer.top_k
+         << " intermediate=" << mixer.intermediate
+         << " activation=" << ActivationText(mixer.activation)
+         << " router=" << LinearText(mixer.router)
+         << " gate_up=" << MatrixText(mixer.gate_up.empty() ? kNoId : mixer.gate_up[0])
+         << " down=" << MatrixText(mixer.down.empty() ? kNoId : mixer.down[0]);
+  }
+
+  const Plan& plan_;
+  std::ostringstream out_;
+};
+
+}  // namespace
+
+std::string PlanString(const Plan& plan) { return PlanPrinter(plan).Run(); }
+
+}  // namespace adder

@@ -1,0 +1,64 @@
+#include "model/state_layout.h"
+
+#include <utility>
+
+namespace adder {
+namespace {
+
+// States start at multiples of 64 bytes so that vector loads of any width are aligned.
+int64_t RoundUp16(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+}  // namespace
+
+int64_t StateLayout::kv_bytes_per_position() const {
+  int64_t floats = 0;
+  for (const KvState& state : kv) floats += 2 * state.kv_heads * state.head_dim;
+  return floats * 4;
+}
+
+int StateLayout::FindRecurrent(int block, int mixer, const std::string& name) const {
+  for (size_t i = 0; i < recurrent.size(); ++i) {
+    const RecurrentState& state = recurrent[i];
+    if (state.block == block && state.mixer == mixer && state.name == name) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+int StateLayout::FindKv(int block, int mixer) const {
+  for (size_t i = 0; i < kv.size(); ++i) {
+    if (kv[i].block == block && kv[i].mixer == mixer) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+StateLayout MakeStateLayout(const Plan& plan) {
+  StateLayout layout;
+  const auto add = [&layout](int block, int mixer, const char* name, Shape shape) {
+    RecurrentState state;
+    state.block = block;
+    state.mixer = mixer;
+    state.name = name;
+    state.size = 1;
+    for (int64_t dim : shape) state.size *= dim;  // bounded by ValidatePlan
+    state.shape = std::move(shape);
+    state.offset = layout.recurrent_floats;
+    layout.recurrent_floats += RoundUp16(state.size);
+    layout.recurrent.push_back(std::move(state));
+  };
+  for (int block = 0; block < static_cast<int>(plan.blocks.size()); ++block) {
+    const std::vector<Mixer>& mixers = plan.blocks[block].mixers;
+    for (int mixer = 0; mixer < static_cast<int>(mixers.size()); ++mixer) {
+      if (const auto* mamba = std::get_if<Mamba2>(&mixers[mixer])) {
+        add(block, mixer, "conv", {mamba->d_conv - 1, mamba->conv_channels()});
+        add(block, mixer, "ssm", {mamba->heads, mamba->d_state, mamba->head_dim});
+      } else if (const auto* attention = std::get_if<Attention>(&mixers[mixer])) {
+        layout.kv.push_back({block, mixer, attention->kv_heads, attention->head_dim});
+      }
+    }
+  }
+  return layout;
+}
+
+}  // namespace adder
