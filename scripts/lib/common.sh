@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # Shared by the scripts of this folder: source it, do not run it.
 # Provides: say, note, die, as_root, install_packages, build_jobs, configure, build, python_env.
 
