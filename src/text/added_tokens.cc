@@ -73,17 +73,17 @@ AddedToken ParseToken(const JsonObject& object) {
 
 }  // namespace
 
-void AddedTokenFinder::Add(const AddedToken& token, std::string_view content) {
-  if (content.empty()) return;
-  trie_.Add(content, static_cast<int32_t>(tokens_.size()));
+void AddedTokenFinder::Add(const AddedToken& token, std::string_view text) {
+  if (text.empty()) return;
+  trie_.Add(text, static_cast<int32_t>(tokens_.size()));
   tokens_.push_back(token);
-  if (content.size() == 1) {
+  if (text.size() == 1) {
     has_single_byte_ = true;
     for (size_t second = 0; second < 256; ++second) {
-      first_two_[BytePair(content[0], static_cast<char>(second))] = true;
+      first_two_[BytePair(text[0], static_cast<char>(second))] = true;
     }
   } else {
-    first_two_[BytePair(content[0], content[1])] = true;
+    first_two_[BytePair(text[0], text[1])] = true;
   }
 }
 
@@ -143,11 +143,8 @@ AddedTokens::AddedTokens(const Json& value, const std::string& where, const Voca
     if (token.content.empty() || !seen.insert(token.content).second) continue;
     const int32_t known = vocabulary.Find(token.content);
     if (known >= 0) token.id = known;
-    if (token.normalized) {
-      normalized_.Add(token, normalize(token.content));
-    } else {
-      raw_.Add(token, token.content);
-    }
+    token.decoded = token.normalized ? normalize(token.content) : token.content;
+    (token.normalized ? normalized_ : raw_).Add(token, token.decoded);
     tokens_.push_back(std::move(token));
   }
 }

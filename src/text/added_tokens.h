@@ -15,6 +15,7 @@ namespace adder::text {
 
 struct AddedToken {
   std::string content;
+  std::string decoded;  // what it decodes to: the content, normalised if it is looked for so
   int32_t id = 0;
   bool single_word = false;  // only where no word character touches it
   bool lstrip = false;       // takes the whitespace before it along
@@ -33,8 +34,8 @@ struct Segment {
 // Finds a set of added tokens: at each place the longest, from left to right.
 class AddedTokenFinder {
  public:
-  // `content` is what to look for: the token's own content or its normalised form.
-  void Add(const AddedToken& token, std::string_view content);
+  // Looks for `text`; an empty text is never found.
+  void Add(const AddedToken& token, std::string_view text);
   bool empty() const { return tokens_.empty(); }
   // Replaces `segments` by a split of `text`; segments are never empty.
   void Split(std::string_view text, std::vector<Segment>& segments) const;

@@ -59,6 +59,14 @@ void MergeTable::Add(int32_t left, int32_t right, uint32_t rank, int32_t id) {
   slots_[Slot(pair)] = {pair, rank, id};
 }
 
+void CharacterJoins::Finish() {
+  for (char32_t left = 0; left < kAscii; ++left) {
+    for (char32_t right = 0; right < kAscii; ++right) {
+      ascii_[left * kAscii + right] = MayJoinSlow(left, right);
+    }
+  }
+}
+
 BpeModel::BpeModel(const JsonObject& model)
     : TokenModel(ParseVocabulary(model)),
       where_(model.where()),
@@ -71,6 +79,7 @@ BpeModel::BpeModel(const JsonObject& model)
       ignore_merges_(model.Bool({"ignore_merges"}, false)),
       all_bytes_(continuing_prefix_.empty() && end_suffix_.empty()) {
   ReadMerges(model);
+  FindJoins(model);
   for (size_t byte = 0; byte < 256; ++byte) {
     byte_token_[byte] = vocabulary_.Find(ByteTokenName(static_cast<uint8_t>(byte)));
     std::string character;
@@ -102,6 +111,48 @@ void BpeModel::ReadMerges(const JsonObject& model) {
     merges_.Add(left_id, right_id, rank, joined_id);
     ++rank;
   }
+}
+
+void BpeModel::FindJoins(const JsonObject& model) {
+  // Affixes depend on the place in the piece, and ignore_merges on the piece as a whole.
+  if (ignore_merges_ || !continuing_prefix_.empty() || !end_suffix_.empty()) return;
+  for (int32_t id = 0; id < vocabulary_.size(); ++id) {
+    const std::string_view token = vocabulary_.Token(id);
+    size_t position = 0;
+    if (token.empty()) continue;
+    const char32_t c = DecodeUtf8(token, position);
+    if (position == token.size()) joins_.AddCharacter(c);
+  }
+  size_t rank = 0;
+  for (const Json& merge : MergeList(model)) {
+    const auto [left, right] = MergeParts(merge, rank++, where_);
+    // Symbols that are no characters may begin a merge only if their names never take part in one.
+    for (std::string_view part : {left, right}) {
+      if (part.empty() || part == unknown_token_ || (byte_fallback_ && part.starts_with("<0x"))) {
+        return;
+      }
+    }
+    size_t last = left.size() - 1;
+    while ((static_cast<uint8_t>(left[last]) & 0xC0) == 0x80) --last;
+    size_t first = 0;
+    joins_.AddJoin(DecodeUtf8(left, last), DecodeUtf8(right, first));
+  }
+  joins_.Finish();
+  can_cut_ = true;
+}
+
+size_t BpeModel::SafePrefix(std::string_view piece) const {
+  if (!can_cut_) return piece.size();
+  size_t position = 0;
+  char32_t previous = DecodeUtf8(piece, position);
+  while (position < piece.size()) {
+    size_t next = position;
+    const char32_t c = DecodeUtf8(piece, next);
+    if (!joins_.MayJoin(previous, c)) break;
+    previous = c;
+    position = next;
+  }
+  return position;
 }
 
 int32_t BpeModel::UnknownId() const {

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <array>
+#include <bitset>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "text/token_model.h"
@@ -49,15 +51,45 @@ class MergeTable {
   int shift_;
 };
 
+// Between which characters a merge can happen at all. Neighbours that no merge ever joins split a
+// piece into parts that can be tokenized one by one.
+class CharacterJoins {
+ public:
+  // Both characters must have tokens of their own.
+  void AddCharacter(char32_t c) { known_.insert(c); }
+  void AddJoin(char32_t left, char32_t right) { joins_.insert(Pair(left, right)); }
+  // Once all are added.
+  void Finish();
+
+  // Whether `left` and `right` may belong together: a merge joins them, or one is unknown.
+  bool MayJoin(char32_t left, char32_t right) const {
+    if (left < kAscii && right < kAscii) return ascii_[left * kAscii + right];
+    return MayJoinSlow(left, right);
+  }
+
+ private:
+  static constexpr char32_t kAscii = 128;
+  static uint64_t Pair(char32_t left, char32_t right) { return uint64_t{left} << 32 | right; }
+  bool MayJoinSlow(char32_t left, char32_t right) const {
+    return joins_.contains(Pair(left, right)) || !known_.contains(left) || !known_.contains(right);
+  }
+
+  std::unordered_set<char32_t> known_;
+  std::unordered_set<uint64_t> joins_;
+  std::bitset<kAscii * kAscii> ascii_;
+};
+
 class BpeModel : public TokenModel {
  public:
   // Training's dropout has no part in inference and is not read.
   explicit BpeModel(const JsonObject& model);
 
   void Tokenize(std::string_view piece, bool raw_bytes, std::vector<int32_t>& ids) const override;
+  size_t SafePrefix(std::string_view piece) const override;
 
  private:
   void ReadMerges(const JsonObject& model);
+  void FindJoins(const JsonObject& model);
   void AppendCharacters(std::string_view piece, std::vector<int32_t>& symbols) const;
   int32_t UnknownId() const;
   // Joins neighbours in place; returns how many symbols are left.
@@ -74,7 +106,9 @@ class BpeModel : public TokenModel {
   bool ignore_merges_;
   std::array<int32_t, 256> byte_token_;       // id of "<0x..>", or -1
   std::array<int32_t, 256> character_token_;  // id of a byte's byte-level character, or -1
-  bool all_bytes_;  // every byte-level character is a token and symbols have no affixes
+  CharacterJoins joins_;
+  bool can_cut_ = false;  // whether joins_ tells the whole truth
+  bool all_bytes_;        // every byte-level character is a token and symbols have no affixes
 };
 
 }  // namespace adder::text

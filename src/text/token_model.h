@@ -26,6 +26,10 @@ class TokenModel {
   virtual void Tokenize(std::string_view piece, bool raw_bytes,
                         std::vector<int32_t>& ids) const = 0;
 
+  // Length of a prefix of `piece` (not raw bytes, not empty) whose ids are the same whether it is
+  // tokenized alone or with what follows. Short prefixes make long pieces fast.
+  virtual size_t SafePrefix(std::string_view piece) const { return piece.size(); }
+
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
  protected:

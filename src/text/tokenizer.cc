@@ -91,16 +91,24 @@ struct Tokenizer::Impl {
     pre_tokenizer.Run(work.pieces);
     const bool raw_bytes = pre_tokenizer.raw_bytes();
     for (size_t i = 0; i < work.pieces.size(); ++i) {
-      const std::string_view piece = work.pieces.Piece(i);
-      if (piece.empty()) continue;
-      if (const PieceCache::Entry* entry = work.cache.Find(piece)) {
-        ids.insert(ids.end(), entry->ids, entry->ids + entry->count);
-        continue;
+      std::string_view rest = work.pieces.Piece(i);
+      while (!rest.empty()) {
+        const size_t length = raw_bytes ? rest.size() : model->SafePrefix(rest);
+        EncodePiece(rest.substr(0, length), raw_bytes, work.cache, ids);
+        rest.remove_prefix(length);
       }
-      const size_t before = ids.size();
-      model->Tokenize(piece, raw_bytes, ids);
-      work.cache.Add(piece, std::span(ids).subspan(before));
     }
+  }
+
+  void EncodePiece(std::string_view piece, bool raw_bytes, PieceCache& cache,
+                   std::vector<int32_t>& ids) const {
+    if (const PieceCache::Entry* entry = cache.Find(piece)) {
+      ids.insert(ids.end(), entry->ids, entry->ids + entry->count);
+      return;
+    }
+    const size_t before = ids.size();
+    model->Tokenize(piece, raw_bytes, ids);
+    cache.Add(piece, std::span(ids).subspan(before));
   }
 
   // Encodes text that holds no added token that is looked for before normalisation.
@@ -216,7 +224,7 @@ int32_t Tokenizer::TokenToId(std::string_view token) const {
 std::string_view Tokenizer::IdToToken(int32_t id) const {
   if (!HasToken(id)) return {};
   const AddedToken* token = impl_->added_by_id[static_cast<size_t>(id)];
-  return token != nullptr ? token->content : impl_->model->vocabulary().Token(id);
+  return token != nullptr ? token->decoded : impl_->model->vocabulary().Token(id);
 }
 
 bool Tokenizer::HasToken(int32_t id) const { return impl_->HasToken(id); }

@@ -43,7 +43,7 @@ class Tokenizer {
   int32_t vocab_size() const;
   // -1 where there is no such token.
   int32_t TokenToId(std::string_view token) const;
-  // The token as it is written in the file; empty where there is no such id.
+  // The token as a decoder sees it; empty where there is no such id.
   std::string_view IdToToken(int32_t id) const;
   bool HasToken(int32_t id) const;
   bool IsSpecial(int32_t id) const;
