@@ -2,7 +2,17 @@
 //
 // The list is device-neutral: the interpreter (the oracle), the CPU executor and the CUDA executor
 // all run it, for one token or many. An activation buffer holds one row of `width` f32 per token of
-// the batch.
+// the batch; the logits buffer one row per asked-for row. Buffers are shared by all layers.
+//
+// Op names, L being the layer number of the checkpoint:
+//   embed
+//   layers.L.attention.qkv    layers.L.attention.attend   layers.L.attention.o_proj
+//   layers.L.mamba2.in_proj   layers.L.mamba2.scan        layers.L.mamba2.out_proj
+//   layers.L.mlp.gate_up      layers.L.mlp.down
+//   layers.L.moe.router       layers.L.moe.gate_up        layers.L.moe.down
+//   head
+// A second mixer of one kind in a layer is called mlp_2 and so on. Within a block every op that
+// reads the residual comes before the first that adds to it, since all mixers read the same x.
 #pragma once
 
 #include <cstdint>
@@ -133,15 +143,22 @@ struct Program {
 // Lowers a plan. Throws Error when the plan and the weights do not fit together.
 Program LowerPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<const BoundWeights> weights);
 
-// The cost of op `index` over a batch of `sequences` sequences with `tokens` tokens in all, each
-// sequence having `context` positions before. Expert ops count at most the distinct experts that
-// `tokens` can choose.
+// The cost of op `index` over a batch of `sequences` sequences with `tokens` tokens in all (spread
+// evenly), each sequence having `context` positions before. How each op is counted:
+//   embedding  only the rows of `tokens` tokens are read
+//   head       one row of logits per sequence
+//   Mamba-2    conv window and state are read and written once per sequence
+//   attention  KV of the context is read once per sequence, KV of the new positions written once
+//   experts    as many distinct experts as `tokens` can choose at most
+// Exponentials and other small per-channel terms are left out of the FLOPs. Throws Error for
+// negative numbers or an index out of range.
 OpCost CostOf(const Program& program, int index, int64_t tokens, int64_t sequences,
               int64_t context);
 // Sum over all ops.
 OpCost CostOf(const Program& program, int64_t tokens, int64_t sequences, int64_t context);
 
-// Throws Error when an op reads a buffer nothing wrote, widths disagree, or a state index is wrong.
+// Throws Error naming the op when it reads a buffer nothing wrote, widths or matrix shapes
+// disagree, or a state index is wrong.
 void VerifyProgram(const Program& program);
 
 // The buffer an op writes.

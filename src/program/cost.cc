@@ -1,0 +1,128 @@
+#include <algorithm>
+
+#include "core/error.h"
+#include "program/program.h"
+
+namespace adder {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+
+// What a batch amounts to, for costs.
+struct Work {
+  int64_t tokens;
+  int64_t sequences;
+  int64_t context;
+};
+
+class Costing {
+ public:
+  Costing(const Program& program, const Work& work) : program_(program), work_(work) {}
+
+  OpCost operator()(const EmbedOp& op) const {
+    const WeightMatrix& matrix = Matrix(op.embedding);
+    const int64_t row_bytes = matrix.rows > 0 ? matrix.bytes() / matrix.rows : 0;
+    return {work_.tokens * row_bytes, 0, work_.tokens * matrix.cols};
+  }
+
+  OpCost operator()(const LinearOp& op) const {
+    const int64_t tokens =
+        op.logits_rows_only ? std::min(work_.tokens, work_.sequences) : work_.tokens;
+    return {LinearBytes(op.linear) + NormBytes(op.norm), 0, tokens * MatrixFlops(op.linear.weight)};
+  }
+
+  OpCost operator()(const Mamba2Op& op) const {
+    const Mamba2& m = op.mixer;
+    const int64_t state_floats = (m.d_conv - 1) * m.conv_channels() + m.inner() * m.d_state;
+    // Per state element: decay multiply, input multiply, add, output multiply, add. Per channel:
+    // the skip's multiply and add, and the gate's multiply.
+    const int64_t per_token =
+        2 * m.d_conv * m.conv_channels() + 5 * m.inner() * m.d_state + 3 * m.inner();
+    return {VectorBytes(m.conv_weight) + VectorBytes(m.conv_bias) + VectorBytes(m.dt_bias) +
+                VectorBytes(m.a) + VectorBytes(m.d),
+            work_.sequences * 2 * state_floats * kFloatBytes, work_.tokens * per_token};
+  }
+
+  OpCost operator()(const AttentionOp& op) const {
+    const Attention& a = op.mixer;
+    const int64_t position_bytes = 2 * a.kv_heads * a.head_dim * kFloatBytes;
+    // Token i of a sequence's n new ones attends to context + i + 1 positions.
+    const auto attended = [this](int64_t n) { return n * work_.context + n * (n + 1) / 2; };
+    const int64_t longer = work_.sequences > 0 ? work_.tokens % work_.sequences : 0;
+    const int64_t each = work_.sequences > 0 ? work_.tokens / work_.sequences : 0;
+    const int64_t pairs = longer * attended(each + 1) + (work_.sequences - longer) * attended(each);
+    return {0, (work_.sequences * work_.context + work_.tokens) * position_bytes,
+            4 * a.heads * a.head_dim * pairs};
+  }
+
+  OpCost operator()(const RouterOp& op) const {
+    return {LinearBytes(op.router) + NormBytes(op.norm), 0,
+            work_.tokens * MatrixFlops(op.router.weight)};
+  }
+
+  OpCost operator()(const ExpertGateUpOp& op) const {
+    OpCost cost = Experts(op.gate_up, op.top_k);
+    cost.weight_bytes += NormBytes(op.norm);
+    return cost;
+  }
+
+  OpCost operator()(const ExpertDownOp& op) const { return Experts(op.down, op.top_k); }
+
+ private:
+  // Experts of one layer have one shape, but mixed quantisation may give them different bytes:
+  // which are chosen is not known, so the mean counts.
+  OpCost Experts(const std::vector<MatrixId>& experts, int64_t top_k) const {
+    const auto count = static_cast<int64_t>(experts.size());
+    if (count == 0) return {};
+    int64_t all_bytes = 0;
+    for (MatrixId id : experts) all_bytes += Matrix(id).bytes();
+    const int64_t distinct = std::min(count, work_.tokens * top_k);
+    return {all_bytes / count * distinct, 0, work_.tokens * top_k * MatrixFlops(experts[0])};
+  }
+
+  const WeightMatrix& Matrix(MatrixId id) const {
+    return program_.weights->matrices[static_cast<size_t>(id)];
+  }
+  int64_t MatrixFlops(MatrixId id) const { return 2 * Matrix(id).rows * Matrix(id).cols; }
+  int64_t VectorBytes(VectorId id) const {
+    if (id == kNoId) return 0;
+    return static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(id)].size()) *
+           kFloatBytes;
+  }
+  int64_t LinearBytes(const Linear& linear) const {
+    return Matrix(linear.weight).bytes() + VectorBytes(linear.bias);
+  }
+  int64_t NormBytes(const std::optional<RmsNorm>& norm) const {
+    return norm ? VectorBytes(norm->weight) : 0;
+  }
+
+  const Program& program_;
+  const Work work_;
+};
+
+}  // namespace
+
+OpCost CostOf(const Program& program, int index, int64_t tokens, int64_t sequences,
+              int64_t context) {
+  if (index < 0 || index >= static_cast<int>(program.ops.size())) {
+    Fail("There is no op ", index, " in a program of ", program.ops.size(), " ops.");
+  }
+  if (tokens < 0 || sequences < 0 || context < 0) {
+    Fail("A cost needs numbers of tokens, sequences and context positions that are not negative.");
+  }
+  return std::visit(Costing(program, {tokens, sequences, context}),
+                    program.ops[static_cast<size_t>(index)].body);
+}
+
+OpCost CostOf(const Program& program, int64_t tokens, int64_t sequences, int64_t context) {
+  OpCost total;
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    const OpCost cost = CostOf(program, static_cast<int>(i), tokens, sequences, context);
+    total.weight_bytes += cost.weight_bytes;
+    total.state_bytes += cost.state_bytes;
+    total.flops += cost.flops;
+  }
+  return total;
+}
+
+}  // namespace adder

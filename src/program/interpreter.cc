@@ -1,0 +1,438 @@
+#include "program/interpreter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_set>
+
+#include "core/error.h"
+#include "program/host_state.h"
+
+namespace adder {
+namespace {
+
+double Silu(double x) { return x / (1.0 + std::exp(-x)); }
+
+// log(1 + e^x). Above the threshold the result is x to f32 rounding; the references switch there.
+double Softplus(double x) { return x > 20.0 ? x : std::log1p(std::exp(x)); }
+
+// One token of the batch.
+struct Row {
+  SequenceId sequence;
+  int64_t position;
+  int32_t token;
+};
+
+class Interpreter : public Executor {
+ public:
+  explicit Interpreter(Program program)
+      : program_(std::move(program)), state_(program_.layout), buffers_(program_.buffers.size()) {
+    VerifyProgram(program_);
+  }
+
+  std::string Description() const override { return "reference"; }
+  const Program& program() const override { return program_; }
+
+  SequenceId CreateSequence() override { return state_.Create(); }
+  void FreeSequence(SequenceId sequence) override { state_.Free(sequence); }
+  void ResetSequence(SequenceId sequence) override { state_.Reset(sequence); }
+  int64_t Position(SequenceId sequence) const override { return state_.Position(sequence); }
+  SequenceId CopySequence(SequenceId sequence) override { return state_.Copy(sequence); }
+  std::vector<std::byte> ExportSequence(SequenceId sequence) const override {
+    return state_.Export(sequence);
+  }
+  SequenceId ImportSequence(std::span<const std::byte> bytes) override {
+    return state_.Import(bytes);
+  }
+  int64_t StateBytes() const override { return state_.Bytes(); }
+  int64_t WeightBytes() const override {
+    int64_t total = 0;
+    for (const WeightMatrix& matrix : program_.weights->matrices) total += matrix.bytes();
+    for (const std::vector<float>& vector : program_.weights->vectors) {
+      total += static_cast<int64_t>(vector.size() * sizeof(float));
+    }
+    return total;
+  }
+
+  void Forward(const Batch& batch) override {
+    Prepare(batch);
+    RunOps(static_cast<int>(program_.ops.size()) - 1);
+    for (const BatchEntry& entry : batch) {
+      state_.Advance(entry.sequence, static_cast<int64_t>(entry.tokens.size()));
+    }
+  }
+
+  std::vector<float> ForwardUntil(const Batch& batch, int last_op) override {
+    if (last_op < 0 || last_op >= static_cast<int>(program_.ops.size())) {
+      Fail("Cannot stop after op ", last_op, ": the program has ops 0 to ", program_.ops.size() - 1,
+           ".");
+    }
+    Prepare(batch);
+    RunOps(last_op);
+    return Values(OutputOf(program_.ops[static_cast<size_t>(last_op)]));
+  }
+
+  int64_t LogitsCount() const override { return static_cast<int64_t>(logits_rows_.size()); }
+  std::span<const float> Logits(int64_t row) const override {
+    if (row < 0 || row >= LogitsCount()) {
+      Fail("There is no logits row ", row, ": the last batch asked for ", LogitsCount(), ".");
+    }
+    const auto vocab = static_cast<size_t>(program_.plan->vocab);
+    return std::span<const float>(buffers_[static_cast<size_t>(program_.logits)])
+        .subspan(static_cast<size_t>(row) * vocab, vocab);
+  }
+
+ private:
+  // Checks the whole batch, then makes room for it; nothing changes when the check fails.
+  void Prepare(const Batch& batch) {
+    CheckBatch(batch);
+    rows_.clear();
+    logits_rows_.clear();
+    for (const BatchEntry& entry : batch) {
+      state_.Reserve(entry.sequence, static_cast<int64_t>(entry.tokens.size()));
+      const int64_t position = state_.Position(entry.sequence);
+      for (size_t i = 0; i < entry.tokens.size(); ++i) {
+        const bool last = i + 1 == entry.tokens.size();
+        if (entry.logits == LogitsRows::kAll || (entry.logits == LogitsRows::kLast && last)) {
+          logits_rows_.push_back(rows_.size());
+        }
+        rows_.push_back({entry.sequence, position + static_cast<int64_t>(i), entry.tokens[i]});
+      }
+    }
+    for (size_t b = 0; b < buffers_.size(); ++b) {
+      const size_t count =
+          static_cast<BufferId>(b) == program_.logits ? logits_rows_.size() : rows_.size();
+      buffers_[b].assign(count * static_cast<size_t>(program_.buffers[b].width), 0.0f);
+    }
+  }
+
+  void CheckBatch(const Batch& batch) const {
+    const int64_t vocab = program_.plan->vocab;
+    std::unordered_set<SequenceId> seen;
+    for (const BatchEntry& entry : batch) {
+      state_.Position(entry.sequence);  // throws for an unknown sequence
+      if (!seen.insert(entry.sequence).second) {
+        Fail("Sequence ", entry.sequence, " is in the batch twice.");
+      }
+      if (entry.tokens.empty())
+        Fail("Sequence ", entry.sequence, " is in the batch without tokens.");
+      for (int32_t token : entry.tokens) {
+        if (token < 0 || token >= vocab) {
+          Fail("Token id ", token, " is outside the vocabulary of ", vocab, " tokens.");
+        }
+      }
+    }
+  }
+
+  void RunOps(int last_op) {
+    for (int i = 0; i <= last_op; ++i) {
+      std::visit([this](const auto& op) { Run(op); }, program_.ops[static_cast<size_t>(i)].body);
+    }
+  }
+
+  std::vector<float>& Values(BufferId id) { return buffers_[static_cast<size_t>(id)]; }
+  int64_t Width(BufferId id) const { return program_.buffers[static_cast<size_t>(id)].width; }
+  float* RowOf(BufferId id, size_t row) {
+    return Values(id).data() + row * static_cast<size_t>(Width(id));
+  }
+  const WeightMatrix& Matrix(MatrixId id) const {
+    return program_.weights->matrices[static_cast<size_t>(id)];
+  }
+  const float* Vector(VectorId id) const {
+    return program_.weights->vectors[static_cast<size_t>(id)].data();
+  }
+
+  // Row `row` of a buffer, after the norm if there is one. Not rounded to f32 in between.
+  std::vector<double> NormalizedRow(BufferId id, size_t row, const std::optional<RmsNorm>& norm) {
+    const float* x = RowOf(id, row);
+    std::vector<double> out(x, x + Width(id));
+    if (!norm) return out;
+    const float* weight = Vector(norm->weight);
+    const size_t size = out.size() / static_cast<size_t>(norm->groups);
+    for (size_t begin = 0; begin < out.size(); begin += size) {
+      double squares = 0;
+      for (size_t i = begin; i < begin + size; ++i) squares += out[i] * out[i];
+      const double factor = 1.0 / std::sqrt(squares / static_cast<double>(size) + norm->eps);
+      for (size_t i = begin; i < begin + size; ++i) out[i] *= factor * weight[i];
+    }
+    return out;
+  }
+
+  // W x for each of `inputs`: out[i] has one value per row of W.
+  std::vector<std::vector<double>> Multiply(MatrixId id,
+                                            const std::vector<std::vector<double>>& inputs) const {
+    const WeightMatrix& matrix = Matrix(id);
+    std::vector<std::vector<double>> out(inputs.size(),
+                                         std::vector<double>(static_cast<size_t>(matrix.rows)));
+    std::vector<float> weights(static_cast<size_t>(matrix.cols));
+    for (int64_t r = 0; r < matrix.rows; ++r) {
+      DequantizeRow(matrix, r, weights.data());
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        double sum = 0;
+        for (size_t k = 0; k < weights.size(); ++k) sum += weights[k] * inputs[i][k];
+        out[i][static_cast<size_t>(r)] = sum;
+      }
+    }
+    return out;
+  }
+
+  std::vector<std::vector<double>> Apply(const Linear& linear,
+                                         const std::vector<std::vector<double>>& inputs) const {
+    std::vector<std::vector<double>> out = Multiply(linear.weight, inputs);
+    if (linear.bias == kNoId) return out;
+    const float* bias = Vector(linear.bias);
+    for (std::vector<double>& y : out) {
+      for (size_t r = 0; r < y.size(); ++r) y[r] += bias[r];
+    }
+    return out;
+  }
+
+  void Run(const EmbedOp& op) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      float* out = RowOf(op.output, i);
+      DequantizeRow(Matrix(op.embedding), rows_[i].token, out);
+      for (int64_t k = 0; k < Width(op.output); ++k) out[k] *= op.scale;
+    }
+  }
+
+  void Run(const LinearOp& op) {
+    std::vector<std::vector<double>> inputs;
+    if (op.logits_rows_only) {
+      for (size_t row : logits_rows_) inputs.push_back(NormalizedRow(op.input, row, op.norm));
+    } else {
+      for (size_t i = 0; i < rows_.size(); ++i) {
+        inputs.push_back(NormalizedRow(op.input, i, op.norm));
+      }
+    }
+    const std::vector<std::vector<double>> results = Apply(op.linear, inputs);
+    for (size_t i = 0; i < results.size(); ++i) {
+      const std::vector<double>& y = results[i];
+      float* out = RowOf(op.output, i);
+      const auto width = static_cast<size_t>(Width(op.output));
+      for (size_t r = 0; r < width; ++r) {
+        switch (op.epilogue) {
+          case Epilogue::kStore:
+            out[r] = static_cast<float>(op.scale * y[r]);
+            break;
+          case Epilogue::kAdd:
+            out[r] = static_cast<float>(out[r] + op.scale * y[r]);
+            break;
+          case Epilogue::kSiluMul:
+            out[r] = static_cast<float>(Silu(y[r]) * y[width + r]);
+            break;
+        }
+      }
+    }
+  }
+
+  void Run(const Mamba2Op& op) {
+    // Tokens of one sequence lie in order, so running the rows in order is the recurrence.
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* projected = RowOf(op.input, i);
+      const float* gate = projected;
+      const float* dt = projected + op.mixer.inner() + op.mixer.conv_channels();
+      const std::vector<double> convolved =
+          Convolve(op.mixer, projected + op.mixer.inner(),
+                   state_.Recurrent(rows_[i].sequence, op.conv_state));
+      StateStep(op.mixer, convolved, dt, gate, state_.Recurrent(rows_[i].sequence, op.ssm_state),
+                RowOf(op.output, i));
+    }
+  }
+
+  // The causal convolution of one token and its SiLU; rolls the window [d_conv - 1, channels].
+  std::vector<double> Convolve(const Mamba2& m, const float* input, float* window) const {
+    const int64_t channels = m.conv_channels();
+    const int64_t past = m.d_conv - 1;
+    const float* weight = Vector(m.conv_weight);
+    std::vector<double> out(static_cast<size_t>(channels));
+    for (int64_t c = 0; c < channels; ++c) {
+      double sum = m.conv_bias == kNoId ? 0.0 : Vector(m.conv_bias)[c];
+      for (int64_t t = 0; t < past; ++t) {
+        sum += static_cast<double>(window[t * channels + c]) * weight[t * channels + c];
+      }
+      sum += static_cast<double>(input[c]) * weight[past * channels + c];
+      out[static_cast<size_t>(c)] = Silu(sum);
+    }
+    if (past > 0) {
+      std::copy(window + channels, window + past * channels, window);
+      std::copy(input, input + channels, window + (past - 1) * channels);
+    }
+    return out;
+  }
+
+  // One step of the recurrence; state is [heads, d_state, head_dim].
+  void StateStep(const Mamba2& m, const std::vector<double>& convolved, const float* dt_input,
+                 const float* gate, float* state, float* out) const {
+    const double* x = convolved.data();
+    const double* b = x + m.inner();
+    const double* c = b + m.groups * m.d_state;
+    for (int64_t head = 0; head < m.heads; ++head) {
+      const int64_t group = head / (m.heads / m.groups);
+      const double dt = std::clamp<double>(
+          Softplus(static_cast<double>(dt_input[head]) + Vector(m.dt_bias)[head]), m.dt_min,
+          m.dt_max);
+      const double decay = std::exp(dt * Vector(m.a)[head]);
+      for (int64_t p = 0; p < m.head_dim; ++p) {
+        const int64_t channel = head * m.head_dim + p;
+        double y = static_cast<double>(Vector(m.d)[head]) * x[channel];
+        for (int64_t n = 0; n < m.d_state; ++n) {
+          float& h = state[(head * m.d_state + n) * m.head_dim + p];
+          const double next = decay * h + dt * b[group * m.d_state + n] * x[channel];
+          h = static_cast<float>(next);
+          y += c[group * m.d_state + n] * next;
+        }
+        out[channel] = static_cast<float>(y * Silu(gate[channel]));
+      }
+    }
+  }
+
+  void Run(const AttentionOp& op) {
+    const Attention& a = op.mixer;
+    const int64_t q_width = a.heads * a.head_dim;
+    const int64_t kv_width = a.kv_heads * a.head_dim;
+    const int64_t page_positions = state_.layout().page_positions;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const Row& row = rows_[i];
+      std::vector<float> qkv(RowOf(op.input, i), RowOf(op.input, i) + q_width + 2 * kv_width);
+      // q and k lie side by side: their heads are rotated alike.
+      if (a.rope) {
+        for (int64_t head = 0; head < a.heads + a.kv_heads; ++head) {
+          Rotate(*a.rope, row.position, qkv.data() + head * a.head_dim);
+        }
+      }
+      const int64_t page = row.position / page_positions;
+      const int64_t slot = row.position % page_positions;
+      const float* k = qkv.data() + q_width;
+      std::copy(k, k + kv_width, state_.Keys(row.sequence, op.kv, page) + slot * kv_width);
+      std::copy(k + kv_width, k + 2 * kv_width,
+                state_.Values(row.sequence, op.kv, page) + slot * kv_width);
+      for (int64_t head = 0; head < a.heads; ++head) {
+        AttendHead(op, row, head, qkv.data() + head * a.head_dim,
+                   RowOf(op.output, i) + head * a.head_dim);
+      }
+    }
+  }
+
+  // The angle is rounded to f32 before its sine and cosine, as in the references.
+  static void Rotate(const Rope& rope, int64_t position, float* head) {
+    const int64_t half = rope.rotary_dim / 2;
+    for (int64_t i = 0; i < half; ++i) {
+      const float angle =
+          static_cast<float>(position) * rope.inverse_frequencies[static_cast<size_t>(i)];
+      const double cosine = std::cos(static_cast<double>(angle));
+      const double sine = std::sin(static_cast<double>(angle));
+      const double first = head[i];
+      const double second = head[i + half];
+      head[i] = static_cast<float>(first * cosine - second * sine);
+      head[i + half] = static_cast<float>(second * cosine + first * sine);
+    }
+  }
+
+  // softmax(scale * q . k) v over positions 0 .. row.position.
+  void AttendHead(const AttentionOp& op, const Row& row, int64_t head, const float* q, float* out) {
+    const Attention& a = op.mixer;
+    const int64_t kv_head = head / (a.heads / a.kv_heads);
+    const int64_t kv_width = a.kv_heads * a.head_dim;
+    const int64_t page_positions = state_.layout().page_positions;
+    const auto at = [&](float* page, int64_t position) {
+      return page + (position % page_positions) * kv_width + kv_head * a.head_dim;
+    };
+    std::vector<double> scores;
+    for (int64_t p = 0; p <= row.position; ++p) {
+      const float* k = at(state_.Keys(row.sequence, op.kv, p / page_positions), p);
+      double dot = 0;
+      for (int64_t d = 0; d < a.head_dim; ++d) dot += static_cast<double>(q[d]) * k[d];
+      scores.push_back(a.scale * dot);
+    }
+    SoftmaxInPlace(scores);
+    std::vector<double> sum(static_cast<size_t>(a.head_dim), 0.0);
+    for (int64_t p = 0; p <= row.position; ++p) {
+      const float* v = at(state_.Values(row.sequence, op.kv, p / page_positions), p);
+      for (size_t d = 0; d < sum.size(); ++d) sum[d] += scores[static_cast<size_t>(p)] * v[d];
+    }
+    std::transform(sum.begin(), sum.end(), out, [](double x) { return static_cast<float>(x); });
+  }
+
+  static void SoftmaxInPlace(std::vector<double>& values) {
+    const double largest = *std::max_element(values.begin(), values.end());
+    double sum = 0;
+    for (double& value : values) {
+      value = std::exp(value - largest);
+      sum += value;
+    }
+    for (double& value : values) value /= sum;
+  }
+
+  void Run(const RouterOp& op) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const std::vector<double> scores =
+          Apply(op.router, {NormalizedRow(op.input, i, op.norm)}).front();
+      std::vector<size_t> chosen;
+      std::vector<double> weights;
+      for (int64_t j = 0; j < op.top_k; ++j) {
+        // The largest not yet chosen; of equals the first.
+        size_t best = scores.size();
+        for (size_t e = 0; e < scores.size(); ++e) {
+          const bool taken = std::find(chosen.begin(), chosen.end(), e) != chosen.end();
+          if (!taken && (best == scores.size() || scores[e] > scores[best])) best = e;
+        }
+        chosen.push_back(best);
+        weights.push_back(scores[best]);
+      }
+      SoftmaxInPlace(weights);
+      float* out = RowOf(op.output, i);
+      for (size_t j = 0; j < chosen.size(); ++j) {
+        out[j] = static_cast<float>(weights[j]);
+        out[chosen.size() + j] = static_cast<float>(chosen[j]);
+      }
+    }
+  }
+
+  size_t ChosenExpert(BufferId routing, size_t row, int64_t top_k, int64_t j) {
+    return static_cast<size_t>(RowOf(routing, row)[top_k + j]);
+  }
+
+  void Run(const ExpertGateUpOp& op) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const std::vector<double> x = NormalizedRow(op.input, i, op.norm);
+      for (int64_t j = 0; j < op.top_k; ++j) {
+        const MatrixId matrix = op.gate_up[ChosenExpert(op.routing, i, op.top_k, j)];
+        const std::vector<double> y = Multiply(matrix, {x}).front();
+        float* out = RowOf(op.output, i) + j * op.intermediate;
+        const auto width = static_cast<size_t>(op.intermediate);
+        for (size_t r = 0; r < width; ++r) out[r] = static_cast<float>(Silu(y[r]) * y[width + r]);
+      }
+    }
+  }
+
+  void Run(const ExpertDownOp& op) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      float* out = RowOf(op.output, i);
+      std::vector<double> sum(static_cast<size_t>(Width(op.output)), 0.0);
+      for (int64_t j = 0; j < op.top_k; ++j) {
+        const float* x = RowOf(op.input, i) + j * op.intermediate;
+        const MatrixId matrix = op.down[ChosenExpert(op.routing, i, op.top_k, j)];
+        const std::vector<double> y =
+            Multiply(matrix, {std::vector<double>(x, x + op.intermediate)}).front();
+        const double weight = RowOf(op.routing, i)[j];
+        for (size_t r = 0; r < sum.size(); ++r) sum[r] += weight * y[r];
+      }
+      for (size_t r = 0; r < sum.size(); ++r) {
+        out[r] = static_cast<float>(out[r] + op.scale * sum[r]);
+      }
+    }
+  }
+
+  const Program program_;
+  HostState state_;
+  std::vector<std::vector<float>> buffers_;  // one per program buffer: [rows, width]
+  std::vector<Row> rows_;
+  std::vector<size_t> logits_rows_;  // the rows whose logits were asked for
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> MakeInterpreter(Program program) {
+  return std::make_unique<Interpreter>(std::move(program));
+}
+
+}  // namespace adder

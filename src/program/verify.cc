@@ -1,0 +1,221 @@
+#include <unordered_map>
+
+#include "core/error.h"
+#include "program/program.h"
+
+namespace adder {
+namespace {
+
+// Checks one op after another, keeping track of which buffers hold something.
+class Verifier {
+ public:
+  explicit Verifier(const Program& program)
+      : program_(program), written_(program.buffers.size(), false) {}
+
+  void Run() {
+    if (program_.plan == nullptr || program_.weights == nullptr) {
+      Fail("The program has no plan or no weights.");
+    }
+    for (const Op& op : program_.ops) {
+      op_ = &op;
+      std::visit([this](const auto& body) { Check(body); }, op.body);
+    }
+    if (!Written(program_.residual) || !Written(program_.logits)) {
+      Fail("The program leaves its residual or its logits buffer unwritten.");
+    }
+  }
+
+ private:
+  void Check(const EmbedOp& op) {
+    const Plan& plan = *program_.plan;
+    Matrix(op.embedding, plan.vocab, plan.hidden, "embedding");
+    Write(op.output, plan.hidden);
+  }
+
+  void Check(const LinearOp& op) {
+    const int64_t cols = Read(op.input);
+    Norm(op.norm, cols);
+    const int64_t rows = LinearRows(op.linear, cols, "weight");
+    if (op.epilogue == Epilogue::kSiluMul && (rows % 2 != 0 || op.scale != 1.0f)) {
+      Bad("gate and up need an even number of rows and scale 1");
+    }
+    if (op.logits_rows_only && op.output != program_.logits) {
+      Bad("only the logits buffer may hold fewer rows than tokens");
+    }
+    if (op.epilogue == Epilogue::kAdd) {
+      if (op.input == op.output) Bad("it adds to the buffer it reads");
+      Read(op.output);
+    }
+    Write(op.output, op.epilogue == Epilogue::kSiluMul ? rows / 2 : rows);
+  }
+
+  void Check(const Mamba2Op& op) {
+    const Mamba2& m = op.mixer;
+    ReadWidth(op.input, m.in_proj_rows());
+    Vector(m.conv_weight, m.d_conv * m.conv_channels(), "conv weight");
+    if (m.conv_bias != kNoId) Vector(m.conv_bias, m.conv_channels(), "conv bias");
+    Vector(m.dt_bias, m.heads, "dt bias");
+    Vector(m.a, m.heads, "a");
+    Vector(m.d, m.heads, "d");
+    if (m.groups <= 0 || m.heads % m.groups != 0) Bad("groups do not divide heads");
+    Recurrent(op.conv_state, {m.d_conv - 1, m.conv_channels()}, "conv");
+    Recurrent(op.ssm_state, {m.heads, m.d_state, m.head_dim}, "ssm");
+    Write(op.output, m.inner());
+  }
+
+  void Check(const AttentionOp& op) {
+    const Attention& a = op.mixer;
+    ReadWidth(op.input, (a.heads + 2 * a.kv_heads) * a.head_dim);
+    if (a.kv_heads <= 0 || a.heads % a.kv_heads != 0) Bad("kv_heads does not divide heads");
+    if (a.rope &&
+        (a.rope->rotary_dim > a.head_dim ||
+         2 * static_cast<int64_t>(a.rope->inverse_frequencies.size()) != a.rope->rotary_dim)) {
+      Bad("the rotary dimension does not fit");
+    }
+    if (op.kv < 0 || op.kv >= static_cast<int>(program_.layout.kv.size())) {
+      Bad("it has no KV state");
+    }
+    const KvState& kv = program_.layout.kv[static_cast<size_t>(op.kv)];
+    if (kv.kv_heads != a.kv_heads || kv.head_dim != a.head_dim) {
+      Bad("its KV state has another shape");
+    }
+    Write(op.output, a.heads * a.head_dim);
+  }
+
+  void Check(const RouterOp& op) {
+    const int64_t cols = Read(op.input);
+    Norm(op.norm, cols);
+    if (LinearRows(op.router, cols, "router") != op.experts) Bad("router rows are not experts");
+    if (op.top_k <= 0 || op.top_k > op.experts) Bad("top_k is not between 1 and experts");
+    Write(op.output, 2 * op.top_k);
+    experts_[op.output] = op.experts;
+  }
+
+  void Check(const ExpertGateUpOp& op) {
+    const int64_t cols = Read(op.input);
+    Norm(op.norm, cols);
+    Routing(op.routing, op.top_k, op.gate_up.size());
+    for (MatrixId id : op.gate_up) Matrix(id, 2 * op.intermediate, cols, "expert gate_up");
+    Write(op.output, op.top_k * op.intermediate);
+  }
+
+  void Check(const ExpertDownOp& op) {
+    ReadWidth(op.input, op.top_k * op.intermediate);
+    Routing(op.routing, op.top_k, op.down.size());
+    const int64_t rows = Read(op.output);
+    if (op.input == op.output) Bad("it adds to the buffer it reads");
+    for (MatrixId id : op.down) Matrix(id, rows, op.intermediate, "expert down");
+  }
+
+  bool Written(BufferId id) const {
+    return id >= 0 && id < static_cast<BufferId>(written_.size()) &&
+           written_[static_cast<size_t>(id)];
+  }
+
+  // The width of a buffer that an earlier op wrote.
+  int64_t Read(BufferId id) {
+    Exists(id);
+    if (!Written(id)) Bad("it reads buffer '", Name(id), "', which no op before it wrote");
+    return program_.buffers[static_cast<size_t>(id)].width;
+  }
+
+  void ReadWidth(BufferId id, int64_t width) {
+    const int64_t found = Read(id);
+    if (found != width) {
+      Bad("it reads ", width, " wide rows from buffer '", Name(id), "', which is ", found, " wide");
+    }
+  }
+
+  void Write(BufferId id, int64_t width) {
+    Exists(id);
+    const int64_t found = program_.buffers[static_cast<size_t>(id)].width;
+    if (found != width) {
+      Bad("it writes ", width, " wide rows to buffer '", Name(id), "', which is ", found, " wide");
+    }
+    written_[static_cast<size_t>(id)] = true;
+  }
+
+  // The router's expert indices must stay inside the list of expert matrices.
+  void Routing(BufferId id, int64_t top_k, size_t matrices) {
+    ReadWidth(id, 2 * top_k);
+    const auto found = experts_.find(id);
+    if (found == experts_.end() || found->second != static_cast<int64_t>(matrices)) {
+      Bad("it has ", matrices, " expert matrices, not one per expert of its router");
+    }
+  }
+
+  void Exists(BufferId id) const {
+    if (id < 0 || id >= static_cast<BufferId>(program_.buffers.size())) {
+      Bad("there is no buffer ", id);
+    }
+  }
+
+  const std::string& Name(BufferId id) const {
+    return program_.buffers[static_cast<size_t>(id)].name;
+  }
+
+  void Matrix(MatrixId id, int64_t rows, int64_t cols, const char* what) const {
+    if (id < 0 || id >= static_cast<MatrixId>(program_.weights->matrices.size())) {
+      Bad("there is no matrix ", id, " for its ", what);
+    }
+    const WeightMatrix& matrix = program_.weights->matrices[static_cast<size_t>(id)];
+    if (matrix.rows != rows || matrix.cols != cols) {
+      Bad("its ", what, " is ", ShapeString({matrix.rows, matrix.cols}), " where ",
+          ShapeString({rows, cols}), " is needed");
+    }
+  }
+
+  // Rows of a linear map over `cols` inputs.
+  int64_t LinearRows(const Linear& linear, int64_t cols, const char* what) const {
+    if (linear.weight < 0 ||
+        linear.weight >= static_cast<MatrixId>(program_.weights->matrices.size())) {
+      Bad("there is no matrix ", linear.weight, " for its ", what);
+    }
+    const int64_t rows = program_.weights->matrices[static_cast<size_t>(linear.weight)].rows;
+    Matrix(linear.weight, rows, cols, what);
+    if (linear.bias != kNoId) Vector(linear.bias, rows, "bias");
+    return rows;
+  }
+
+  void Vector(VectorId id, int64_t size, const char* what) const {
+    if (id < 0 || id >= static_cast<VectorId>(program_.weights->vectors.size())) {
+      Bad("there is no vector ", id, " for its ", what);
+    }
+    const auto found =
+        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(id)].size());
+    if (found != size) Bad("its ", what, " has ", found, " elements where ", size, " are needed");
+  }
+
+  void Norm(const std::optional<RmsNorm>& norm, int64_t width) const {
+    if (!norm) return;
+    Vector(norm->weight, width, "norm weight");
+    if (norm->groups <= 0 || width % norm->groups != 0) Bad("norm groups do not divide its input");
+  }
+
+  void Recurrent(int index, const Shape& shape, const char* what) const {
+    if (index < 0 || index >= static_cast<int>(program_.layout.recurrent.size())) {
+      Bad("it has no ", what, " state");
+    }
+    const RecurrentState& state = program_.layout.recurrent[static_cast<size_t>(index)];
+    if (state.name != what || state.shape != shape) {
+      Bad("its ", what, " state is '", state.name, "' ", ShapeString(state.shape), " where ",
+          ShapeString(shape), " is needed");
+    }
+  }
+
+  template <class... Parts>
+  [[noreturn]] void Bad(const Parts&... parts) const {
+    Fail("The program is not valid: op '", op_->name, "': ", parts..., ".");
+  }
+
+  const Program& program_;
+  std::vector<bool> written_;
+  std::unordered_map<BufferId, int64_t> experts_;  // of the router that wrote the buffer
+  const Op* op_ = nullptr;
+};
+
+}  // namespace
+
+void VerifyProgram(const Program& program) { Verifier(program).Run(); }
+
+}  // namespace adder
