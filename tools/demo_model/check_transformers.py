@@ -1,4 +1,4 @@
-"""Compares the model with Hugging Face's GraniteMoeHybridForCausalLM on the same float32 weights."""
+"""Compares the model with Hugging Face GraniteMoeHybridForCausalLM on the same float32 weights."""
 
 from __future__ import annotations
 

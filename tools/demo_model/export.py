@@ -18,7 +18,7 @@ GENERATION_CONFIG = {
     "eos_token_id": 0,
     "pad_token_id": 0,
     "do_sample": True,
-    "temperature": 0.7,
+    "temperature": 0.8,
     "top_p": 0.95,
 }
 
@@ -37,7 +37,7 @@ TOKENIZER_CONFIG = {
 def main() -> None:
     """Command line entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--weights", type=Path, required=True, help="quantized.pt of train.py")
+    parser.add_argument("--weights", type=Path, required=True, help="weights.pt of train.py")
     parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()

@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quantization import fake_quantize
-
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -105,15 +103,10 @@ class ModelConfig:
 
 
 class Linear(nn.Linear):
-    """Bias-free linear layer that can compute with its quantised weight."""
+    """Linear layer without a bias."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
-        self.quantization_bits: int | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Applies the weight, rounded to what the checkpoint will hold where asked to."""
-        return F.linear(x, _effective_weight(self))
 
 
 class RMSNorm(nn.Module):
@@ -163,7 +156,7 @@ class MambaMixer(nn.Module):
         return self.out_proj(self.norm(gated).to(x.dtype))
 
     def _convolve(self, x: Tensor) -> Tensor:
-        """Causal depthwise convolution as shifted products, which a compiler fuses into one pass."""
+        """Causal depthwise convolution as shifted products, which compilers fuse into one pass."""
         weight = self.conv1d.weight.squeeze(1)
         taps = weight.shape[-1]
         padded = F.pad(x, (0, 0, taps - 1, 0))
@@ -316,33 +309,24 @@ class Backbone(nn.Module):
 class HybridModel(nn.Module):
     """The language model; the output matrix is the embedding."""
 
-    def __init__(
-        self, config: ModelConfig, dropout: float = 0.0, chunk_length: int = 128
-    ) -> None:
+    def __init__(self, config: ModelConfig, dropout: float = 0.0, chunk_length: int = 64) -> None:
         super().__init__()
         self.config = config
         self.dropout = dropout
-        self.embedding_bits: int | None = None
         self.model = Backbone(config, dropout, chunk_length)
         self._initialize()
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """Final normalised hidden states, [batch, length, hidden]."""
-        x = F.embedding(tokens, self.output_weight()) * self.config.embedding_multiplier
+        x = self.model.embed_tokens(tokens) * self.config.embedding_multiplier
         x = F.dropout(x, self.dropout, self.training)
         for layer in self.model.layers:
             x = layer(x)
         return self.model.norm(x)
 
-    def output_weight(self) -> Tensor:
-        """The embedding matrix, quantised where asked to."""
-        if self.embedding_bits is None:
-            return self.model.embed_tokens.weight
-        return fake_quantize(self.model.embed_tokens.weight, self.embedding_bits)
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the next token."""
-        return F.linear(hidden, self.output_weight()) / self.config.logits_scaling
+        return F.linear(hidden, self.model.embed_tokens.weight) / self.config.logits_scaling
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next token at every position, [batch, length, vocab]."""
@@ -352,20 +336,6 @@ class HybridModel(nn.Module):
         """Negative log-likelihood of each target in nats, [batch * length]; 0 where it is -100."""
         logits = self.logits(hidden).float().flatten(0, 1)
         return F.cross_entropy(logits, targets.flatten(), reduction="none")
-
-    def enable_quantization(self, weight_bits: int, embedding_bits: int) -> None:
-        """From now on computes with rounded weights; gradients pass straight through."""
-        self.embedding_bits = embedding_bits
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.quantization_bits = weight_bits
-
-    def disable_quantization(self) -> None:
-        """Computes with the full-precision weights again."""
-        self.embedding_bits = None
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.quantization_bits = None
 
     def _initialize(self) -> None:
         nn.init.normal_(self.model.embed_tokens.weight, std=0.05)
@@ -377,9 +347,3 @@ class HybridModel(nn.Module):
                 nn.init.uniform_(module.A_log, 1.0, 16.0).data.log_()
                 step = torch.empty_like(module.dt_bias).uniform_(math.log(1e-3), math.log(0.1))
                 module.dt_bias.data.copy_(torch.log(torch.expm1(step.exp())))
-
-
-def _effective_weight(layer: Linear) -> Tensor:
-    if layer.quantization_bits is None:
-        return layer.weight
-    return fake_quantize(layer.weight, layer.quantization_bits)

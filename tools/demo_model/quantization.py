@@ -1,8 +1,4 @@
-"""Group-wise affine quantisation as MLX stores it: w = q * scale + bias per group of inputs.
-
-The same rounding serves training (with straight-through gradients) and export, so the weights that
-the last training steps saw are exactly the weights in the checkpoint.
-"""
+"""Group-wise affine quantisation as MLX stores it: w = q * scale + bias per group of inputs."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ def affine_parameters(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def quantize(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Levels [rows, inputs] (int64), scales and biases [rows, groups] (float32, bfloat16 values)."""
+    """Levels [rows, inputs] (int64), scales and biases [rows, groups] (bfloat16 values)."""
     scale, bias = affine_parameters(weight, bits)
     groups = weight.unflatten(-1, (-1, GROUP_SIZE))
     levels = _nearest_level(groups, scale, bias, bits).long().flatten(-2)
@@ -51,15 +47,6 @@ def dequantize(levels: Tensor, scales: Tensor, biases: Tensor) -> Tensor:
     """The float32 weight that `quantize` stored."""
     groups = levels.float().unflatten(-1, (-1, GROUP_SIZE))
     return (groups * scales[..., None].float() + biases[..., None].float()).flatten(-2)
-
-
-def fake_quantize(weight: Tensor, bits: int) -> Tensor:
-    """The dequantised weight, with the gradient of the identity (straight-through estimator)."""
-    with torch.no_grad():
-        scale, bias = affine_parameters(weight, bits)
-        groups = weight.unflatten(-1, (-1, GROUP_SIZE))
-        rounded = (_nearest_level(groups, scale, bias, bits) * scale + bias).flatten(-2)
-    return weight + (rounded - weight).detach()
 
 
 def pack(levels: Tensor, bits: int) -> Tensor:

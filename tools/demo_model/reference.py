@@ -1,8 +1,8 @@
 """Writes `expected.safetensors`: reference logits and greedy tokens of a checkpoint, in float32.
 
 Computed on the dequantised weights, the whole sequence at once. To keep the file small, logits of
-every prompt position are stored for the short prompts only (prompts 0 to 2), and logits of the first
-greedy steps for the longer ones only (prompts 2 and 3):
+every prompt position are stored for the short prompts only (prompts 0 to 2), and logits of the
+first greedy steps for the longer ones only (prompts 2 and 3):
 
   prompt_i          I32 [n]         token ids
   prefill_logits_i  F32 [n, vocab]  logits at every prompt position, i = 0, 1, 2

@@ -1,4 +1,4 @@
-"""Trains the demo model in two phases: full precision, then with 4-bit weights in the loop.
+"""Trains the demo model from scratch on one GPU.
 
 The corpus is small (about 10 million tokens), so the model sees it many times; dropout and weight
 decay keep it from learning the books by heart, and the held-out books say when it starts to.
@@ -17,16 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from checkpoint import EMBEDDING_BITS, WEIGHT_BITS
 from evaluate import Windows, exact_losses, load_heldout
 from model import HybridModel, Linear, ModelConfig
 
 DEVICE = torch.device("cuda")
-FINAL_FRACTION = 0.1
-"""Learning rate at the end of the first phase, over its peak; the second phase takes it to 0."""
 
 
-def batches(tokens: Tensor, batch: int, length: int, generator: torch.Generator) -> Iterator[Tensor]:
+def batches(
+    tokens: Tensor, batch: int, length: int, generator: torch.Generator
+) -> Iterator[Tensor]:
     """Endless batches [batch, length + 1]; every epoch cuts the text at other places."""
     while True:
         offset = int(torch.randint(length, (1,), generator=generator))
@@ -51,15 +50,11 @@ def make_optimizer(model: HybridModel, peak: float, weight_decay: float) -> torc
 
 
 def learning_rate(step: int, arguments: argparse.Namespace) -> float:
-    """Linear warm-up, cosine to FINAL_FRACTION, then linear to 0 over the quantised phase."""
+    """Linear warm-up, then a cosine to 0."""
     if step < arguments.warmup:
         return arguments.lr * (step + 1) / arguments.warmup
-    if step < arguments.steps:
-        progress = (step - arguments.warmup) / (arguments.steps - arguments.warmup)
-        cosine = 0.5 * (1 + math.cos(math.pi * progress))
-        return arguments.lr * (FINAL_FRACTION + (1 - FINAL_FRACTION) * cosine)
-    remaining = 1 - (step - arguments.steps) / arguments.quantized_steps
-    return arguments.lr * FINAL_FRACTION * remaining
+    progress = (step - arguments.warmup) / (arguments.steps - arguments.warmup)
+    return arguments.lr * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class Trainer:
@@ -70,8 +65,7 @@ class Trainer:
         torch.manual_seed(arguments.seed)
         self.model = HybridModel(ModelConfig(), dropout=arguments.dropout).to(DEVICE)
         # Layers of one kind share their compiled code, which is far quicker to compile than the
-        # whole network. Each kind is compiled for training and measuring, in both precisions.
-        torch._dynamo.config.recompile_limit = 16
+        # whole network.
         for layer in self.model.model.layers:
             layer.compile(dynamic=False)
         self.token_losses = torch.compile(self.model.token_losses, dynamic=False)
@@ -90,10 +84,10 @@ class Trainer:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             return self.token_losses(self.model.hidden_states(inputs), targets)
 
-    def run(self, first: int, last: int) -> dict[str, Tensor]:
-        """Trains steps [first, last) and leaves the model at its best held-out measurement."""
+    def run(self) -> None:
+        """Trains, and leaves the model at its best held-out measurement."""
         best, best_state = math.inf, {}
-        for step in range(first, last):
+        for step in range(self.arguments.steps):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(step, self.arguments)
             batch = next(self.batches)
@@ -102,13 +96,12 @@ class Trainer:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            if (step + 1) % self.arguments.evaluate_every == 0 or step + 1 == last:
+            if (step + 1) % self.arguments.evaluate_every == 0 or step + 1 == self.arguments.steps:
                 measured = self.measure(step + 1, loss.item())
                 if measured < best:
                     best = measured
                     best_state = {k: v.clone() for k, v in self.model.state_dict().items()}
         self.model.load_state_dict(best_state)
-        return best_state
 
     def measure(self, step: int, train_loss: float) -> float:
         """Logs and returns the held-out bits per byte."""
@@ -132,8 +125,6 @@ def exact_bits_per_byte(model: HybridModel, heldout: Windows) -> float:
     """Held-out bits per byte in float32, without compiled code."""
     plain = HybridModel(model.config).to(DEVICE).eval()
     plain.load_state_dict(model.state_dict())
-    if model.embedding_bits is not None:
-        plain.enable_quantization(WEIGHT_BITS, EMBEDDING_BITS)
     return heldout.bits_per_byte(exact_losses(plain))
 
 
@@ -142,15 +133,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=6000, help="steps in full precision")
-    parser.add_argument("--quantized-steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=3400)
     parser.add_argument("--warmup", type=int, default=200)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--evaluate-every", type=int, default=250)
+    parser.add_argument("--weight-decay", type=float, default=0.3)
+    parser.add_argument("--evaluate-every", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -159,24 +149,18 @@ def main() -> None:
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"{parameters} parameters")
 
-    full = trainer.run(0, arguments.steps)
-    torch.save(full, arguments.out / "full.pt")
-    results = {"full_precision": exact_bits_per_byte(trainer.model, trainer.heldout)}
-    trainer.model.enable_quantization(WEIGHT_BITS, EMBEDDING_BITS)
-    results["rounded"] = exact_bits_per_byte(trainer.model, trainer.heldout)
-
-    quantized = trainer.run(arguments.steps, arguments.steps + arguments.quantized_steps)
-    torch.save(quantized, arguments.out / "quantized.pt")
-    results["quantized"] = exact_bits_per_byte(trainer.model, trainer.heldout)
+    trainer.run()
+    torch.save(trainer.model.state_dict(), arguments.out / "weights.pt")
+    bits = exact_bits_per_byte(trainer.model, trainer.heldout)
 
     report = {
         "arguments": {k: v for k, v in vars(arguments).items() if k not in ("data", "out")},
         "parameters": parameters,
-        "heldout_bits_per_byte": results,
+        "heldout_bits_per_byte": bits,
         "history": trainer.history,
     }
     (arguments.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    print("held-out bits per byte:", {k: round(v, 5) for k, v in results.items()})
+    print(f"held-out bits per byte in float32: {bits:.5f}")
 
 
 if __name__ == "__main__":
