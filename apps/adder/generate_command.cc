@@ -117,9 +117,7 @@ void AddGenerateCommand(CLI::App& program) {
   command->add_option("-n,--max-tokens", options->max_tokens, "How many tokens to write at most")
       ->capture_default_str();
   AddSamplingOptions(*command, options->sampling);
-  command
-      ->add_option("--stop", options->stop,
-                   "End before this text; may be given several times")
+  command->add_option("--stop", options->stop, "End before this text; may be given several times")
       ->expected(1)
       ->take_all()
       ->allow_extra_args(false);

@@ -12,8 +12,8 @@
 namespace adder::cli {
 
 std::string VersionText() {
-  return Concat("adder ", ADDER_VERSION, "\ncommit: ", ADDER_COMMIT, "\ncompiler: ",
-                ADDER_COMPILER, "\nSIMD target: ", CpuSimdTarget(), "\nCUDA: none");
+  return Concat("adder ", ADDER_VERSION, "\ncommit: ", ADDER_COMMIT, "\ncompiler: ", ADDER_COMPILER,
+                "\nSIMD target: ", CpuSimdTarget(), "\nCUDA: none");
 }
 
 namespace {

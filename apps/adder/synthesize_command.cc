@@ -37,7 +37,8 @@ void AddSynthesizeCommand(CLI::App& program) {
     synthesize.bits = options->bits == "none" ? 0 : options->bits.front() - '0';
     synthesize.progress = [&](double fraction) { bar.Update(fraction); };
     SynthesizeCheckpoint(synthesize);
-    Print(Concat("Wrote ", options->output, ". Its weights are random: it is for speed tests only, ",
+    Print(Concat("Wrote ", options->output,
+                 ". Its weights are random: it is for speed tests only, ",
                  "and what it writes means nothing.\n"));
   });
 }

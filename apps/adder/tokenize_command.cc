@@ -45,7 +45,8 @@ void Run(const Options& options) {
   if (options.decode) {
     const auto ids = ParseTokenList(*options.decode, "--decode");
     for (int32_t id : ids) {
-      if (!tokenizer.HasToken(id)) Fail("--decode: the tokenizer has no token with the id ", id, ".");
+      if (!tokenizer.HasToken(id))
+        Fail("--decode: the tokenizer has no token with the id ", id, ".");
     }
     Print(tokenizer.Decode(ids, options.no_special) + "\n");
     return;
