@@ -1,0 +1,19 @@
+// Kernels that work on one activation row at a time.
+#pragma once
+
+#include <cstdint>
+
+namespace adder {
+
+// out = x / sqrt(mean(x^2) + eps) * weight, the mean taken over each of `groups` equal parts. x and
+// out may be the same.
+void RmsNormRow(const float* x, const float* weight, int64_t size, int64_t groups, float eps,
+                float* out);
+
+// out[i] = silu(gate[i]) * up[i].
+void SiluMulRow(const float* gate, const float* up, int64_t size, float* out);
+
+// out[i] += factor * x[i].
+void AddScaledRow(const float* x, float factor, int64_t size, float* out);
+
+}  // namespace adder

@@ -1,0 +1,125 @@
+#include "cpu/moe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/elementwise.h"
+
+namespace adder {
+
+void ChooseExperts(const float* scores, int64_t experts, int64_t top_k, float* out) {
+  float* indices = out + top_k;
+  for (int64_t j = 0; j < top_k; ++j) {
+    int64_t best = -1;
+    for (int64_t e = 0; e < experts; ++e) {
+      const bool taken = std::find(indices, indices + j, static_cast<float>(e)) != indices + j;
+      if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
+    }
+    out[j] = scores[best];
+    indices[j] = static_cast<float>(best);
+  }
+  const float largest = out[0];
+  float sum = 0;
+  for (int64_t j = 0; j < top_k; ++j) {
+    out[j] = std::exp(out[j] - largest);
+    sum += out[j];
+  }
+  for (int64_t j = 0; j < top_k; ++j) out[j] /= sum;
+}
+
+void MoeRunner::GroupByExpert(const float* routing, int64_t tokens, int64_t top_k, size_t experts) {
+  const auto expert_of = [&](int64_t token, int64_t slot) {
+    return static_cast<size_t>(routing[token * 2 * top_k + top_k + slot]);
+  };
+  // A counting sort by expert; tokens keep their order.
+  std::vector<size_t> starts(experts + 1, 0);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t j = 0; j < top_k; ++j) ++starts[expert_of(t, j) + 1];
+  }
+  groups_.clear();
+  for (size_t e = 0; e < experts; ++e) {
+    starts[e + 1] += starts[e];
+    if (starts[e + 1] > starts[e]) groups_.push_back({e, starts[e], starts[e + 1]});
+  }
+  uses_.resize(static_cast<size_t>(tokens * top_k));
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t j = 0; j < top_k; ++j) uses_[starts[expert_of(t, j)]++] = {t, j};
+  }
+}
+
+template <class RowOf>
+void MoeRunner::MultiplyGroups(const MoeContext& context, const std::vector<MatrixId>& matrices,
+                               const RowOf& row_of) {
+  const LoadedMatrix& first = context.weights.matrix(matrices.front());
+  const auto cols = static_cast<size_t>(first.cols);
+  const auto rows = static_cast<size_t>(first.rows);
+  float* gathered = gathered_.Get(uses_.size() * cols);
+  float* results = results_.Get(uses_.size() * rows);
+  for (size_t i = 0; i < uses_.size(); ++i) {
+    std::memcpy(gathered + i * cols, row_of(uses_[i]), cols * sizeof(float));
+  }
+  while (inputs_.size() < groups_.size()) inputs_.emplace_back();
+  std::vector<MatmulJob> jobs;
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const Group& group = groups_[i];
+    const LoadedMatrix& matrix = context.weights.matrix(matrices[group.expert]);
+    inputs_[i].Prepare(gathered + group.begin * cols, first.cols,
+                       static_cast<int64_t>(group.end - group.begin), InputNorm{}, matrix,
+                       context.quantize, context.pool);
+    MatmulJob job;
+    job.matrix = &matrix;
+    job.input = &inputs_[i];
+    job.output.data = results + group.begin * rows;
+    job.output.stride = first.rows;
+    jobs.push_back(job);
+  }
+  RunMatmuls(jobs, context.pool, context.scratch);
+}
+
+void MoeRunner::GateUp(const MoeContext& context, const ExpertGateUpOp& op, const InputNorm& norm,
+                       int64_t tokens, const float* input, const float* routing, float* output) {
+  GroupByExpert(routing, tokens, op.top_k, op.gate_up.size());
+  const LoadedMatrix& matrix = context.weights.matrix(op.gate_up.front());
+  normalized_.Prepare(input, matrix.cols, tokens, norm, matrix, false, context.pool);
+  const float* rows = normalized_.rows();
+  MultiplyGroups(context, op.gate_up,
+                 [&](const Use& use) { return rows + use.token * matrix.cols; });
+  context.pool.ParallelFor(
+      static_cast<int64_t>(uses_.size()), 4, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) {
+          const Use& use = uses_[static_cast<size_t>(i)];
+          const float* gate = results_.data() + i * 2 * op.intermediate;
+          SiluMulRow(gate, gate + op.intermediate, op.intermediate,
+                     output + (use.token * op.top_k + use.slot) * op.intermediate);
+        }
+      });
+}
+
+void MoeRunner::Down(const MoeContext& context, const ExpertDownOp& op, int64_t tokens,
+                     const float* input, const float* routing, float* output, int64_t width) {
+  GroupByExpert(routing, tokens, op.top_k, op.down.size());
+  MultiplyGroups(context, op.down, [&](const Use& use) {
+    return input + (use.token * op.top_k + use.slot) * op.intermediate;
+  });
+  // Where the result of a token's j-th choice is, so that a token's sum runs in order of j.
+  std::vector<size_t> result_of(uses_.size());
+  for (size_t i = 0; i < uses_.size(); ++i) {
+    result_of[static_cast<size_t>(uses_[i].token * op.top_k + uses_[i].slot)] = i;
+  }
+  float* sums = sums_.Get(static_cast<size_t>(tokens * width));
+  context.pool.ParallelFor(tokens, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* sum = sums + t * width;
+      std::memset(sum, 0, static_cast<size_t>(width) * sizeof(float));
+      for (int64_t j = 0; j < op.top_k; ++j) {
+        const size_t result = result_of[static_cast<size_t>(t * op.top_k + j)];
+        AddScaledRow(results_.data() + result * static_cast<size_t>(width),
+                     routing[t * 2 * op.top_k + j], width, sum);
+      }
+      AddScaledRow(sum, op.scale, width, output + t * width);
+    }
+  });
+}
+
+}  // namespace adder
