@@ -8,11 +8,11 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/mamba2_kernel.cc"
-// clang-format off: the order matters
-#include "cpu/simd_inl.h"
 #include "hwy/foreach_target.h"
+// After foreach_target.h, which compiles this file once per target.
 #include "hwy/highway.h"
-// clang-format on
+
+#include "cpu/simd_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace adder {

@@ -5,11 +5,11 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/matmul_packed_f32.cc"
-// clang-format off: the order matters
-#include "cpu/simd_inl.h"
 #include "hwy/foreach_target.h"
+// After foreach_target.h, which compiles this file once per target.
 #include "hwy/highway.h"
-// clang-format on
+
+#include "cpu/simd_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace adder {

@@ -51,8 +51,8 @@ def main() -> None:
     """Command line entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
-    parser.add_argument("--length", type=int, default=220)
-    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--length", type=int, default=200)
+    parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--top-p", type=float, default=0.95)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     arguments = parser.parse_args()

@@ -62,6 +62,7 @@ class Trainer:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
+        self.weights = arguments.out / "weights.pt"
         torch.manual_seed(arguments.seed)
         self.model = HybridModel(ModelConfig(), dropout=arguments.dropout).to(DEVICE)
         # Layers of one kind share their compiled code, which is far quicker to compile than the
@@ -85,8 +86,11 @@ class Trainer:
             return self.token_losses(self.model.hidden_states(inputs), targets)
 
     def run(self) -> None:
-        """Trains, and leaves the model at its best held-out measurement."""
-        best, best_state = math.inf, {}
+        """Trains, and leaves the model at its best held-out measurement.
+
+        The best weights so far are always in the file, so an interrupted run loses little.
+        """
+        best = math.inf
         for step in range(self.arguments.steps):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(step, self.arguments)
@@ -100,8 +104,8 @@ class Trainer:
                 measured = self.measure(step + 1, loss.item())
                 if measured < best:
                     best = measured
-                    best_state = {k: v.clone() for k, v in self.model.state_dict().items()}
-        self.model.load_state_dict(best_state)
+                    torch.save(self.model.state_dict(), self.weights)
+        self.model.load_state_dict(torch.load(self.weights))
 
     def measure(self, step: int, train_loss: float) -> float:
         """Logs and returns the held-out bits per byte."""
@@ -133,14 +137,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=3400)
+    parser.add_argument("--steps", type=int, default=6400)
     parser.add_argument("--warmup", type=int, default=200)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, default=0.15)
     parser.add_argument("--weight-decay", type=float, default=0.3)
-    parser.add_argument("--evaluate-every", type=int, default=500)
+    parser.add_argument("--evaluate-every", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -150,7 +154,6 @@ def main() -> None:
     print(f"{parameters} parameters")
 
     trainer.run()
-    torch.save(trainer.model.state_dict(), arguments.out / "weights.pt")
     bits = exact_bits_per_byte(trainer.model, trainer.heldout)
 
     report = {
