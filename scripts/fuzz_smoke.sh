@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fuzzes every reader of outside data for an equal share of the given time.
 #   scripts/fuzz_smoke.sh [SECONDS] [TARGET...]    (default: 60 seconds, all targets)
-# Seeds (fuzz/corpus/<reader>/) are copied first, so nothing is written into the repository. A crash,
+# Seeds (fuzz/corpus/<target>/) are copied first, so nothing is written into the repository. A crash,
 # a leak, an input that takes over 10 s and an allocation over 1 GB all count as findings.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
@@ -45,7 +45,7 @@ say "Fuzzing ${#targets[@]} readers, $share s each"
 for target in "${targets[@]}"; do
   corpus=$work/$target
   mkdir -p "$corpus"
-  seeds=fuzz/corpus/${target#fuzz_}
+  seeds=fuzz/corpus/$target
   [ ! -d "$seeds" ] || cp -r "$seeds/." "$corpus/"
   log=$work/$target.log
   if ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=0 \

@@ -322,8 +322,10 @@ void Decoder::Add(const Json& value, const std::string& where) {
       Add((*list)[i], Concat(where, ".decoders[", i, "]"));
     }
   } else if (type == "ByteLevel") {
+    growth_.Spend(3, where);
     stages_.push_back([] { return std::make_unique<ByteLevelStage>(); });
   } else if (type == "ByteFallback") {
+    growth_.Spend(3, where);
     stages_.push_back([] { return std::make_unique<ByteFallbackStage>(); });
   } else if (type == "Fuse") {
     stages_.push_back([] { return std::make_unique<FuseStage>(); });
@@ -336,6 +338,7 @@ void Decoder::Add(const Json& value, const std::string& where) {
   } else if (type == "Replace") {
     Pattern pattern(object);
     std::string content = object.String({"content"});
+    growth_.Spend(pattern.Growth(content), where);
     stages_.push_back([pattern, content]() -> std::unique_ptr<DecoderStage> {
       if (pattern.literal() != nullptr) {
         return std::make_unique<ReplaceLiteralStage>(*pattern.literal(), content);

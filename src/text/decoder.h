@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "text/growth.h"
 
 namespace adder::text {
 
@@ -60,6 +61,7 @@ class Decoder {
   void Add(const Json& value, const std::string& where);
 
   std::vector<StageMaker> stages_;
+  GrowthBudget growth_;
 };
 
 }  // namespace adder::text

@@ -95,6 +95,7 @@ class PrecompiledStep : public NormalizerStep {
   explicit PrecompiledStep(const JsonObject& object)
       : map_(object.String({"precompiled_charsmap"}), object.where()) {}
   void Run(std::string& text) const override { text = map_.Apply(text); }
+  size_t growth() const { return map_.longest_replacement(); }
 
  private:
   PrecompiledMap map_;
@@ -141,12 +142,16 @@ void Normalizer::AddStep(const Json& value, const std::string& where) {
   } else if (type == "StripAccents") {
     steps_.push_back(std::make_unique<StripAccentsStep>());
   } else if (type == "Replace") {
+    growth_.Spend(Pattern(object).Growth(object.String({"content"})), where);
     steps_.push_back(std::make_unique<ReplaceStep>(object));
   } else if (type == "Prepend") {
     steps_.push_back(std::make_unique<PrependStep>(object));
   } else if (type == "Precompiled") {
-    steps_.push_back(std::make_unique<PrecompiledStep>(object));
+    auto step = std::make_unique<PrecompiledStep>(object);
+    growth_.Spend(step->growth(), where);
+    steps_.push_back(std::move(step));
   } else if (type == "ByteLevel") {
+    growth_.Spend(2, where);
     steps_.push_back(std::make_unique<ByteLevelStep>());
   } else {
     Fail(where, ": the normalizer type ", type, " is not supported.");

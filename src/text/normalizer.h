@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "text/growth.h"
 
 namespace adder::text {
 
@@ -32,6 +33,7 @@ class Normalizer {
   void AddStep(const Json& value, const std::string& where);
 
   std::vector<std::unique_ptr<NormalizerStep>> steps_;
+  GrowthBudget growth_;
 };
 
 }  // namespace adder::text

@@ -49,7 +49,8 @@ TEST(Normalizer, RewritesLikeTheReference) {
        "a",
        "ea"},
   };
-  for (const Case& item : cases) EXPECT_EQ(Rewritten(item.json, item.text), item.normalized) << item.json;
+  for (const Case& item : cases)
+    EXPECT_EQ(Rewritten(item.json, item.text), item.normalized) << item.json;
 }
 
 TEST(Normalizer, EmptyTextGetsNoPrefix) {

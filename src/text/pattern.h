@@ -28,6 +28,13 @@ class Pattern {
     }
   }
 
+  // How many times as long ReplaceAll can make a text, at most.
+  size_t Growth(std::string_view content) const {
+    // An expression may match the empty string, once per character and once at the end.
+    if (regex_) return content.size() + 1;
+    return (content.size() + literal_.size() - 1) / literal_.size();
+  }
+
   // `text` with every match replaced by `content`.
   std::string ReplaceAll(std::string_view text, std::string_view content) const;
 

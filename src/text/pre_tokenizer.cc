@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "text/byte_level.h"
+#include "text/growth.h"
 #include "text/pattern.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -204,7 +205,11 @@ class MetaspaceStep : public PreTokenizerStep {
     if (scheme != "always" && scheme != "first" && scheme != "never") {
       Fail(object.where(), ": the prepend_scheme ", scheme, " is not supported.");
     }
-    if (replacement_.empty()) Fail(object.where(), ": the replacement is empty.");
+    size_t position = 0;
+    if (!replacement_.empty()) DecodeUtf8(replacement_, position);
+    if (replacement_.empty() || position != replacement_.size()) {
+      Fail(object.where(), ": the replacement should be one character.");
+    }
     prepend_ = add_prefix && scheme != "never";
     first_only_ = scheme == "first";
   }
@@ -281,10 +286,15 @@ PreTokenizer::PreTokenizer(const Json& value, const std::string& where) {
   if (value.is_null()) return;
   std::vector<JsonObject> leaves;
   CollectLeaves(value, where, leaves);
+  GrowthBudget growth;
   for (size_t i = 0; i < leaves.size(); ++i) {
+    // ByteLevel writes a byte as up to two, Metaspace a space as one character of up to four, and
+    // both may put one in front of every piece.
+    const std::string type = leaves[i].String({"type"});
+    if (type == "ByteLevel" || type == "Metaspace") growth.Spend(4, leaves[i].where());
     const bool is_last = i + 1 == leaves.size();
     steps_.push_back(MakeStep(leaves[i], is_last));
-    if (is_last) raw_bytes_ = leaves[i].String({"type"}) == "ByteLevel";
+    if (is_last) raw_bytes_ = type == "ByteLevel";
   }
 }
 

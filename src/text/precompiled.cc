@@ -1,5 +1,6 @@
 #include "text/precompiled.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
@@ -59,6 +60,11 @@ PrecompiledMap::PrecompiledMap(std::string_view base64, const std::string& where
   replacements_ = bytes.substr(4 + trie_bytes);
   if (!IsValidUtf8(replacements_)) {
     Fail(where, ": precompiled_charsmap has replacements that are not UTF-8.");
+  }
+  for (size_t begin = 0; begin < replacements_.size();) {
+    const size_t end = std::min(replacements_.find('\0', begin), replacements_.size());
+    longest_replacement_ = std::max(longest_replacement_, end - begin);
+    begin = end + 1;
   }
 }
 

@@ -19,12 +19,16 @@ class PrecompiledMap {
   // character.
   std::string Apply(std::string_view text) const;
 
+  // In bytes, at least 1.
+  size_t longest_replacement() const { return longest_replacement_; }
+
  private:
   // The replacement of the shortest prefix of `text` that the map has.
   std::optional<std::string_view> Find(std::string_view text) const;
 
   std::vector<uint32_t> trie_;
   std::string replacements_;
+  size_t longest_replacement_ = 1;
 };
 
 }  // namespace adder::text

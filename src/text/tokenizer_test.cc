@@ -186,6 +186,13 @@ TEST(Tokenizer, ErrorsNameFileAndField) {
               json["post_processor"]["special_tokens"]["<|start|>"]["ids"][0] = 4000;
             }),
             "tokenizer.json: post_processor: the id 4000 belongs to no token.");
+  EXPECT_EQ(
+      ErrorAfter([](Json& json) {
+        const Json twice = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
+        json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json(40, twice)}};
+      }),
+      "tokenizer.json: normalizer.normalizers[10]: the steps up to this one could make a text "
+      "too long.");
   EXPECT_THROW(Tokenizer::Parse("{\"model\": {", "x"), Error);
   EXPECT_THROW(Tokenizer::Load("/nonexistent"), Error);
 }
