@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/safetensors.h"
 #include "core/dtype.h"
 #include "core/file.h"
 #include "core/json.h"
@@ -16,15 +17,6 @@
 #include "model/family.h"
 
 namespace adder {
-
-// A tensor of a mapped file. `file` is for error messages.
-struct TensorView {
-  std::string name;
-  std::string file;
-  DType dtype = DType::kF32;
-  Shape shape;
-  std::span<const std::byte> bytes;
-};
 
 class WeightStore {
  public:

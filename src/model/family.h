@@ -17,7 +17,11 @@ class TensorNames {
   // Of a checkpoint on disk: `has` answers whether a full tensor name exists.
   explicit TensorNames(std::function<bool(const std::string&)> has) : has_(std::move(has)) {}
   // Of a checkpoint yet to be written, in MLX or Hugging Face naming.
-  static TensorNames Planned(bool mlx) { return TensorNames(mlx); }
+  static TensorNames Planned(bool mlx) {
+    TensorNames names(nullptr);
+    names.planned_mlx_ = mlx;
+    return names;
+  }
 
   // Whether the checkpoint uses the layout that `probe` (a full tensor name which only one of the
   // two layouts has) belongs to. `probe_is_mlx` says which layout that is.
@@ -28,7 +32,6 @@ class TensorNames {
   bool HasOptional(const std::string& name) const { return has_ && has_(name); }
 
  private:
-  explicit TensorNames(bool mlx) : planned_mlx_(mlx) {}
   std::function<bool(const std::string&)> has_;
   bool planned_mlx_ = false;
 };

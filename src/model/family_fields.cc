@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <tuple>
 
 #include "core/error.h"
 
@@ -133,7 +134,7 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
   return kinds;
 }
 
-Rope ReadRope(const JsonObject& config, int64_t head_dim) {
+Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor) {
   // Newer files put everything into rope_parameters, older ones split it.
   const std::optional<JsonObject> nested = config.Object({"rope_parameters", "rope_scaling"});
   const JsonObject& parameters = nested ? *nested : config;
@@ -142,7 +143,8 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim) {
 
   Rope rope;
   rope.theta = ReadPositive(theta_source, {"rope_theta"}, 10000.0);
-  const double partial = ReadPositive(partial_source, {"partial_rotary_factor"}, 1.0);
+  const double partial =
+      ReadPositive(partial_source, {"partial_rotary_factor"}, default_partial_factor);
   if (partial > 1) {
     Fail(partial_source.where(), ": the field partial_rotary_factor is ", partial, ", above 1.");
   }
@@ -363,6 +365,30 @@ Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden) {
          ", larger than ", kMaxHeadDim, ".");
   }
   return attention;
+}
+
+Mamba2 ReadMamba2Sizes(const JsonObject& config, int64_t hidden) {
+  Mamba2 mamba;
+  mamba.heads = ReadSize(config, {"mamba_n_heads"});
+  const int64_t inner = hidden * ReadSize(config, {"mamba_expand"}, 2);
+  const Json* head_dim = config.Find({"mamba_d_head"});
+  if (head_dim == nullptr || *head_dim == "auto") {
+    RequireMultiple(config, "mamba_expand x hidden_size", inner, "mamba_n_heads", mamba.heads);
+    mamba.head_dim = inner / mamba.heads;
+  } else {
+    mamba.head_dim = ReadSize(config, {"mamba_d_head"});
+    if (mamba.inner() != inner) {
+      Fail(config.where(), ": mamba_n_heads x mamba_d_head is ", mamba.inner(),
+           ", but mamba_expand x hidden_size is ", inner, ".");
+    }
+  }
+  mamba.d_state = ReadSize(config, {"mamba_d_state"});
+  mamba.groups = ReadSize(config, {"mamba_n_groups"}, 1);
+  RequireMultiple(config, "mamba_n_heads", mamba.heads, "mamba_n_groups", mamba.groups);
+  mamba.d_conv = config.Int({"mamba_d_conv"}, 1, 1024, 4);
+  mamba.chunk = ReadSize(config, {"mamba_chunk_size"}, 256);
+  std::tie(mamba.dt_min, mamba.dt_max) = ReadTimeStepLimit(config, {"time_step_limit"});
+  return mamba;
 }
 
 Block MakeBlock(Plan& plan, int64_t layer, const std::string& norm_prefix, float eps,

@@ -48,7 +48,16 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
 // The rotary embedding of heads of `head_dim` elements: rope_theta with rope_scaling, or the newer
 // rope_parameters; partial_rotary_factor. Scalings: default, linear, llama3 (with the formula of
 // Llama 3.1); others are an Error.
-Rope ReadRope(const JsonObject& config, int64_t head_dim);
+Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor = 1.0);
+
+// The heads of an attention layer: num_attention_heads, num_key_value_heads (default: as many),
+// head_dim (default: hidden / heads). Scale, rope and weights are left to the family.
+Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden);
+
+// The sizes of Mamba-2 layers as hybrid models name them: mamba_n_heads, mamba_d_head (a number, or
+// "auto" for mamba_expand x hidden / heads), mamba_d_state, mamba_n_groups, mamba_d_conv,
+// mamba_chunk_size and time_step_limit. Weights are left to the family.
+Mamba2 ReadMamba2Sizes(const JsonObject& config, int64_t hidden);
 
 // The value of a field that must be `expected` because other values are not implemented. A missing
 // field passes.
@@ -109,11 +118,7 @@ struct Mamba2Options {
 Mamba2 AddMamba2(Plan& plan, const std::string& prefix, const Mamba2& sizes,
                  const Mamba2Options& options);
 
-// The heads of an attention layer: num_attention_heads, num_key_value_heads (default: as many),
-// head_dim (default: hidden / heads). Scale, rope and weights are left to the family.
-Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden);
-
-// A block with one mixer behind the norm NORM_PREFIX.weight.
+// A block whose mixers all read the residual through the norm NORM_PREFIX.weight.
 Block MakeBlock(Plan& plan, int64_t layer, const std::string& norm_prefix, float eps,
                 std::vector<Mixer> mixers, float residual_scale);
 

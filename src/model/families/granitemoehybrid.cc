@@ -7,7 +7,6 @@
 // block_sparse_moe.switch_mlp.{gate,up,down}_proj, and the MLP of models without experts into
 // mlp.{gate,up,down}_proj.
 #include <algorithm>
-#include <tuple>
 
 #include "core/error.h"
 #include "model/family_fields.h"
@@ -20,30 +19,6 @@ struct Experts {
   int64_t top_k = 0;
   int64_t intermediate = 0;
 };
-
-Mamba2 ReadMamba2Sizes(const JsonObject& config, int64_t hidden) {
-  Mamba2 mamba;
-  mamba.heads = ReadSize(config, {"mamba_n_heads"});
-  const int64_t inner = hidden * ReadSize(config, {"mamba_expand"}, 2);
-  const Json* head_dim = config.Find({"mamba_d_head"});
-  if (head_dim == nullptr || *head_dim == "auto") {
-    RequireMultiple(config, "mamba_expand x hidden_size", inner, "mamba_n_heads", mamba.heads);
-    mamba.head_dim = inner / mamba.heads;
-  } else {
-    mamba.head_dim = ReadSize(config, {"mamba_d_head"});
-    if (mamba.inner() != inner) {
-      Fail(config.where(), ": mamba_n_heads x mamba_d_head is ", mamba.inner(),
-           ", but mamba_expand x hidden_size is ", inner, ".");
-    }
-  }
-  mamba.d_state = ReadSize(config, {"mamba_d_state"});
-  mamba.groups = ReadSize(config, {"mamba_n_groups"}, 1);
-  RequireMultiple(config, "mamba_n_heads", mamba.heads, "mamba_n_groups", mamba.groups);
-  mamba.d_conv = config.Int({"mamba_d_conv"}, 1, 1024, 4);
-  mamba.chunk = ReadSize(config, {"mamba_chunk_size"}, 256);
-  std::tie(mamba.dt_min, mamba.dt_max) = ReadTimeStepLimit(config, {"time_step_limit"});
-  return mamba;
-}
 
 Experts ReadExperts(const JsonObject& config, int64_t layers) {
   Experts experts;

@@ -1,0 +1,168 @@
+// adder bench decode: speed of one sequence, against what memory allows.
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <utility>
+
+#include "adder_version.h"
+#include "command.h"
+#include "core/error.h"
+#include "core/thread_pool.h"
+#include "measure/bandwidth_probe.h"
+#include "measure/decode_bench.h"
+
+namespace adder::cli {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  DecodeBenchOptions bench;
+  std::string csv;
+  bool json = false;
+};
+
+std::string UtcNow() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+// The report as named values, in the order of the CSV columns.
+Json Report(const Options& options, const LoadedModel& model, const DecodeBenchResult& result,
+            const BandwidthProbe& probe, int threads, int64_t peak_bytes) {
+  const double attained = result.decode_rate.median * result.bytes_per_token();
+  return {{"date", UtcNow()},
+          {"version", ADDER_VERSION},
+          {"commit", ADDER_COMMIT},
+          {"model", std::filesystem::absolute(model.directory).lexically_normal().string()},
+          {"family", model.plan->family},
+          {"parameters", ParameterCount(*model.plan)},
+          {"device", options.model.device},
+          {"simd_target", CpuSimdTarget()},
+          {"threads", threads},
+          {"compute", options.model.compute},
+          {"prompt_tokens", options.bench.prompt_tokens},
+          {"max_tokens", options.bench.max_tokens},
+          {"repeat", options.bench.repeat},
+          {"prefill_tokens_per_second_median", result.prefill_rate.median},
+          {"prefill_tokens_per_second_min", result.prefill_rate.min},
+          {"prefill_tokens_per_second_max", result.prefill_rate.max},
+          {"decode_tokens_per_second_median", result.decode_rate.median},
+          {"decode_tokens_per_second_min", result.decode_rate.min},
+          {"decode_tokens_per_second_max", result.decode_rate.max},
+          {"weight_bytes_per_token", result.weight_bytes},
+          {"state_bytes_per_token", result.state_bytes},
+          {"attained_bytes_per_second", attained},
+          {"read_bandwidth_bytes_per_second", probe.bytes_per_second},
+          {"bandwidth_fraction", attained / probe.bytes_per_second},
+          {"peak_resident_bytes", peak_bytes},
+          {"load_seconds", model.load_seconds}};
+}
+
+std::string CsvField(const Json& value) {
+  if (!value.is_string()) return value.dump();
+  std::string field = "\"";
+  for (char c : value.get<std::string>())
+    field += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return field + "\"";
+}
+
+void AppendCsv(const std::string& path, const Json& report) {
+  std::string header;
+  std::string row;
+  for (const auto& [name, value] : report.items()) {
+    header += (header.empty() ? "" : ",") + name;
+    row += (row.empty() ? "" : ",") + CsvField(value);
+  }
+  std::string first_line;
+  std::ifstream existing(path);
+  std::getline(existing, first_line);
+  if (!first_line.empty() && first_line != header) {
+    Fail(path, " has other columns than this version of adder writes; give another file to --csv.");
+  }
+  std::ofstream file(path, std::ios::app);
+  if (first_line.empty()) file << header << "\n";
+  file << row << "\n";
+  if (!file.flush()) Fail("Cannot write to ", path, ".");
+}
+
+std::string SpreadText(const Spread& spread) {
+  return Concat(Fixed(spread.median, 1), " tok/s median (min ", Fixed(spread.min, 1), ", max ",
+                Fixed(spread.max, 1), ")");
+}
+
+void PrintText(const Options& options, const LoadedModel& model, const DecodeBenchResult& result,
+               const BandwidthProbe& probe, int64_t peak_bytes) {
+  const double attained = result.decode_rate.median * result.bytes_per_token();
+  std::string text = Concat(
+      "model            ", model.directory.string(), " (", model.plan->family, ", ",
+      ParameterCount(*model.plan), " parameters)", "\ndevice           ",
+      model.executor->Description(), "\nprefill          ", SpreadText(result.prefill_rate), ", ",
+      options.bench.prompt_tokens, " tokens", "\ndecode           ", SpreadText(result.decode_rate),
+      ", ", options.bench.max_tokens, " tokens", "\nbytes per token  ",
+      Megabytes(result.bytes_per_token()), ": weights ", Megabytes(result.weight_bytes),
+      ", state and KV ", Megabytes(result.state_bytes), "\nattained         ",
+      Fixed(attained / 1e9, 1), " GB/s, ", Fixed(100 * attained / probe.bytes_per_second, 0),
+      "% of the read bandwidth of ", Fixed(probe.bytes_per_second / 1e9, 1), " GB/s (buffer ",
+      Megabytes(probe.buffer_bytes), ")", "\npeak memory      ", Megabytes(peak_bytes),
+      " (weights ", Megabytes(model.executor->WeightBytes()), ")\n");
+  Print(text);
+  if (!probe.beyond_cache()) {
+    std::cerr << "adder: warning: the bandwidth buffer is not much larger than the cache of "
+              << Megabytes(probe.cache_bytes)
+              << ", so the read bandwidth may be that of the cache.\n";
+  }
+}
+
+void Run(const Options& options) {
+  const LoadedModel model = Load(options.model);
+  WarnBeyondMaxPositions(*model.plan, options.bench.prompt_tokens + options.bench.max_tokens);
+  DecodeBenchResult result;
+  {
+    ProgressBar bar("Measuring");
+    DecodeBenchOptions bench = options.bench;
+    bench.progress = [&](int done, int all) { bar.Update(static_cast<double>(done) / all); };
+    result = RunDecodeBench(*model.executor, bench);
+  }
+  // Before the probe, whose buffer is not the model's.
+  const int64_t peak_bytes = PeakResidentBytes();
+  const int threads = options.model.threads > 0 ? options.model.threads : AvailableCores();
+  const BandwidthProbe probe = ProbeReadBandwidth(threads);
+  const Json report = Report(options, model, result, probe, threads, peak_bytes);
+  if (options.json) {
+    PrintJson(report);
+  } else {
+    PrintText(options, model, result, probe, peak_bytes);
+  }
+  if (!options.csv.empty()) AppendCsv(options.csv, report);
+}
+
+}  // namespace
+
+void AddBenchCommand(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* bench = program.add_subcommand("bench", "Measure speed");
+  bench->require_subcommand(1);
+  CLI::App* command = bench->add_subcommand(
+      "decode", "Speed of one sequence: prompt and decoding, and its share of memory bandwidth");
+  AddModelOption(*command, options->model.model)->required();
+  command->add_option("--prompt-tokens", options->bench.prompt_tokens, "Length of the prompt")
+      ->capture_default_str();
+  command->add_option("-n,--max-tokens", options->bench.max_tokens, "Tokens to decode")
+      ->capture_default_str();
+  command->add_option("--repeat", options->bench.repeat, "How often to measure")
+      ->capture_default_str();
+  command->add_option("--warmup", options->bench.warmup, "Runs before that, which do not count")
+      ->capture_default_str();
+  AddDeviceOptions(*command, options->model);
+  command->add_option("--csv", options->csv, "Append a row to this file");
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->callback([options] { Run(*options); });
+}
+
+}  // namespace adder::cli

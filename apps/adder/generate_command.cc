@@ -1,0 +1,135 @@
+// adder generate: continues a prompt.
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include "command.h"
+#include "core/error.h"
+#include "engine/token_lists.h"
+
+namespace adder::cli {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  SamplingOptions sampling;
+  std::optional<std::string> prompt;
+  std::optional<std::string> tokens;
+  int64_t max_tokens = 128;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
+  bool json = false;
+};
+
+std::vector<int32_t> PromptTokens(const Options& options, const LoadedModel& model) {
+  if (options.tokens) return ParseTokenList(*options.tokens, "--tokens");
+  std::string prompt = *options.prompt;
+  if (prompt == "-") {
+    prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  }
+  std::vector<int32_t> ids = RequireTokenizer(model).Encode(prompt, /*add_special_tokens=*/true);
+  // An empty prompt asks for a text from its beginning.
+  if (ids.empty() && model.begin_id >= 0) ids.push_back(model.begin_id);
+  return ids;
+}
+
+Json SamplingJson(const SamplingParameters& sampling) {
+  return {{"temperature", sampling.temperature},
+          {"top_k", sampling.top_k},
+          {"top_p", sampling.top_p},
+          {"min_p", sampling.min_p},
+          {"repeat_penalty", sampling.repeat_penalty},
+          {"seed", sampling.seed}};
+}
+
+Json ResultJson(const LoadedModel& model, const std::vector<int32_t>& prompt,
+                const SamplingParameters& sampling, const GenerationResult& result) {
+  const GenerationTimings& timings = result.timings;
+  Json json = {{"model", model.directory.string()},
+               {"family", model.plan->family},
+               {"device", model.executor->Description()},
+               {"prompt_tokens", prompt},
+               {"output_tokens", result.tokens},
+               {"text", model.tokenizer ? Json(result.text) : Json()},
+               {"finish_reason", FinishReasonName(result.finish)}};
+  if (result.finish == FinishReason::kStopString) json["stop_string"] = result.stop_string;
+  json["sampling"] = SamplingJson(sampling);
+  json["timings"] = {{"load_seconds", model.load_seconds},
+                     {"prompt_tokens", timings.prompt_tokens},
+                     {"prompt_seconds", timings.prompt_seconds},
+                     {"prompt_tokens_per_second", timings.PromptRate()},
+                     {"decode_tokens", timings.decode_steps},
+                     {"decode_seconds", timings.decode_seconds},
+                     {"decode_tokens_per_second", timings.DecodeRate()}};
+  return json;
+}
+
+void Run(const Options& options) {
+  if (options.max_tokens < 1) {
+    Fail("--max-tokens is ", options.max_tokens, "; it must be at least 1.");
+  }
+  const LoadedModel model = Load(options.model);
+  const std::vector<int32_t> prompt = PromptTokens(options, model);
+  GenerationOptions generation;
+  generation.max_tokens = options.max_tokens;
+  generation.sampling = ResolveSampling(model.sampling, options.sampling);
+  generation.stop_strings = options.stop;
+  if (!options.ignore_eos) generation.end_ids = model.end_ids;
+
+  GenerationSession session(*model.executor, model.tokenizer.get());
+  session.Begin(prompt, generation);
+  const auto prompt_size = static_cast<int64_t>(prompt.size());
+  WarnBeyondMaxPositions(*model.plan, prompt_size);
+  // Without a tokenizer the ids are the text.
+  const char* separator = "";
+  while (std::optional<GeneratedPiece> piece = session.Next()) {
+    if (options.json) continue;
+    if (model.tokenizer) {
+      if (!piece->text.empty()) Print(piece->text);
+    } else {
+      Print(Concat(separator, piece->token));
+      separator = ",";
+    }
+  }
+  const GenerationResult& result = session.result();
+  if (options.json) {
+    PrintJson(ResultJson(model, prompt, generation.sampling, result));
+  } else {
+    Print("\n");
+  }
+  const GenerationTimings& timings = result.timings;
+  std::cerr << "prompt: " << timings.prompt_tokens << " tokens, " << Fixed(timings.PromptRate(), 1)
+            << " tok/s; decode: " << timings.decode_steps << " tokens, "
+            << Fixed(timings.DecodeRate(), 1) << " tok/s\n";
+}
+
+}  // namespace
+
+void AddGenerateCommand(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = program.add_subcommand("generate", "Continue a prompt");
+  AddModelOption(*command, options->model.model)->required();
+  CLI::Option* prompt =
+      command->add_option("-p,--prompt", options->prompt, "Text to continue; -: standard input");
+  CLI::Option* tokens =
+      command->add_option("--tokens", options->tokens, "Token ids to continue, such as 1,2,3");
+  prompt->excludes(tokens);
+  command->add_option("-n,--max-tokens", options->max_tokens, "How many tokens to write at most")
+      ->capture_default_str();
+  AddSamplingOptions(*command, options->sampling);
+  command->add_option("--stop", options->stop, "End before this text; may be given several times")
+      ->expected(1)
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_flag("--ignore-eos", options->ignore_eos, "Go on after the end-of-text token");
+  AddDeviceOptions(*command, options->model);
+  command->add_flag("--json", options->json, "Print one JSON object instead of the text");
+  command->callback([options] {
+    if (!options->prompt && !options->tokens) {
+      throw CLI::RequiredError("generate: one of --prompt and --tokens");
+    }
+    Run(*options);
+  });
+}
+
+}  // namespace adder::cli

@@ -1,0 +1,65 @@
+// adder: fast inference for hybrid (state-space + attention) language models.
+#include <csignal>
+#include <exception>
+#include <iostream>
+#include <new>
+
+#include "adder_version.h"
+#include "command.h"
+#include "core/error.h"
+#include "cpu/cpu_executor.h"
+
+namespace adder::cli {
+
+std::string VersionText() {
+  return Concat("adder ", ADDER_VERSION, "\ncommit: ", ADDER_COMMIT, "\ncompiler: ", ADDER_COMPILER,
+                "\nSIMD target: ", CpuSimdTarget(), "\nCUDA: none");
+}
+
+namespace {
+
+constexpr int kExitError = 1;
+constexpr int kExitUsage = 2;
+
+int Main(int argc, char** argv) {
+  CLI::App program("adder runs hybrid (state-space + attention) language models.", "adder");
+  program.require_subcommand(1);
+  program.set_version_flag("--version", [] { return VersionText(); });
+  program.failure_message([](const CLI::App* app, const CLI::Error& error) {
+    return Concat("adder: ", error.what(), "\nSee ", app->get_name(), " --help.\n");
+  });
+  AddRunCommand(program);
+  AddGenerateCommand(program);
+  AddLogitsCommand(program);
+  AddInspectCommand(program);
+  AddTokenizeCommand(program);
+  AddPerplexityCommand(program);
+  AddQuantizeCommand(program);
+  AddSynthesizeCommand(program);
+  AddBenchCommand(program);
+  AddFamiliesCommand(program);
+  try {
+    program.parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return program.exit(error) == 0 ? 0 : kExitUsage;
+  } catch (const Error& error) {
+    std::cerr << "adder: " << error.what() << "\n";
+  } catch (const std::bad_alloc&) {
+    std::cerr << "adder: Out of memory. A smaller model, fewer tokens or a smaller --chunk needs "
+                 "less.\n";
+  } catch (const std::exception& error) {
+    std::cerr << "adder: " << error.what() << "\n";
+  }
+  return kExitError;
+}
+
+}  // namespace
+}  // namespace adder::cli
+
+int main(int argc, char** argv) {
+  // A reader that goes away (adder generate | head) ends the program without a message, also where
+  // the parent process had told its children to ignore the signal.
+  std::signal(SIGPIPE, SIG_DFL);
+  return adder::cli::Main(argc, argv);
+}

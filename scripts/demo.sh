@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds adder and lets the bundled model write a story.
+#   scripts/demo.sh ["How the story begins"]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+
+prompt=${1:-Once upon a time}
+adder=build/release/apps/adder/adder
+
+say "Packages"
+install_packages "${build_packages[@]}"
+
+say "Build (release, $(build_jobs) jobs; the first time takes minutes, later ones seconds)"
+configure release
+build release adder
+
+cd "$repository"
+say "$adder generate -m models/demo -p \"$prompt\" -n 200 --temperature 0.8 --seed 7"
+"$adder" generate -m models/demo -p "$prompt" -n 200 --temperature 0.8 --seed 7
+
+if [ -t 0 ] && [ -t 1 ]; then
+  say "$adder run   (now it is your turn: type a beginning; /help lists commands, /quit ends)"
+  exec "$adder" run
+fi
+say "Done. To write with it yourself: $adder run"

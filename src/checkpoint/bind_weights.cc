@@ -1,0 +1,280 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "checkpoint/quantization_config.h"
+#include "checkpoint/weight_store.h"
+#include "core/error.h"
+
+namespace adder {
+namespace {
+
+// Keeps the store's maps and the tables converted from f64 alive behind the matrix views.
+struct Storage {
+  std::shared_ptr<const WeightStore> store;
+  std::vector<std::vector<float>> converted;
+};
+
+class Binder {
+ public:
+  Binder(std::shared_ptr<const WeightStore> store, const Plan& plan)
+      : store_(std::move(store)),
+        plan_(plan),
+        quantization_(store_->config_object()),
+        storage_(std::make_shared<Storage>()) {
+    storage_->store = store_;
+  }
+
+  std::shared_ptr<const BoundWeights> Bind() {
+    auto bound = std::make_shared<BoundWeights>();
+    for (const MatrixRef& matrix : plan_.matrices) bound->matrices.push_back(BindMatrix(matrix));
+    for (const VectorRef& vector : plan_.vectors) bound->vectors.push_back(BindVector(vector));
+    CheckAllUsed();
+    CheckAllRowsUsed();
+    bound->storage = storage_;
+    bound->mapped = true;
+    return bound;
+  }
+
+ private:
+  // Rows of a tensor claimed by matrix parts; [0, 1) of a vector.
+  struct Claim {
+    int64_t begin;
+    int64_t end;
+  };
+
+  const TensorView& Get(const std::string& name, const std::string& expected) const {
+    const TensorView* tensor = store_->Find(name);
+    if (tensor == nullptr) {
+      Fail(store_->directory().string(), ": the tensor ", name, " ", expected, " is missing.");
+    }
+    return *tensor;
+  }
+
+  void CheckShape(const TensorView& tensor, const Shape& expected) const {
+    if (tensor.shape != expected) {
+      Fail(tensor.file, ": the tensor ", tensor.name, " should have shape ", ShapeString(expected),
+           ", it has ", ShapeString(tensor.shape), ".");
+    }
+  }
+
+  void CheckFloat(const TensorView& tensor) const {
+    if (!IsFloat(tensor.dtype)) {
+      Fail(tensor.file, ": the tensor ", tensor.name,
+           " should hold floating-point numbers, it holds ", DTypeName(tensor.dtype), ".");
+    }
+  }
+
+  void CheckFinite(const TensorView& tensor, const std::byte* data, int64_t count) const {
+    for (int64_t i = 0; i < count; ++i) {
+      if (!std::isfinite(LoadFloat(data, tensor.dtype, static_cast<size_t>(i)))) {
+        Fail(tensor.file, ": the tensor ", tensor.name, " holds a value that is not finite.");
+      }
+    }
+  }
+
+  void ClaimRows(const TensorView& tensor, int64_t begin, int64_t end) {
+    std::vector<Claim>& claims = claims_[tensor.name];
+    for (const Claim& claim : claims) {
+      if (begin < claim.end && claim.begin < end) {
+        Fail(tensor.file, ": the tensor ", tensor.name, " would be used twice.");
+      }
+    }
+    claims.push_back({begin, end});
+  }
+
+  WeightMatrix BindMatrix(const MatrixRef& ref) {
+    WeightMatrix matrix;
+    matrix.rows = ref.rows;
+    matrix.cols = ref.cols;
+    for (const MatrixPart& part : ref.parts) {
+      MatrixSegment segment = store_->Find(part.module + ".scales") != nullptr
+                                  ? BindQuantized(part, ref.cols)
+                                  : BindDense(part, ref.cols);
+      matrix.segments.push_back(segment);
+    }
+    return matrix;
+  }
+
+  static Shape PartShape(const MatrixPart& part, int64_t cols) {
+    return part.experts > 0 ? Shape{part.experts, part.rows, cols} : Shape{part.rows, cols};
+  }
+  // First row of the part in the tensor seen as one matrix [experts * rows, cols].
+  static int64_t FirstRow(const MatrixPart& part) {
+    return (part.experts > 0 ? part.expert * part.rows : 0) + part.row_begin;
+  }
+
+  MatrixSegment BindDense(const MatrixPart& part, int64_t cols) {
+    const std::string name = part.bare_name ? part.module : part.module + ".weight";
+    const Shape shape = PartShape(part, cols);
+    const TensorView& tensor = Get(name, "of shape " + ShapeString(shape));
+    if (tensor.dtype == DType::kU32) {
+      Fail(tensor.file, ": the tensor ", name, " is packed (U32) but ", part.module,
+           ".scales is missing.");
+    }
+    CheckFloat(tensor);
+    CheckShape(tensor, shape);
+    ClaimRows(tensor, FirstRow(part), FirstRow(part) + part.row_count);
+    MatrixSegment segment;
+    segment.rows = part.row_count;
+    segment.cols = cols;
+    segment.dtype = tensor.dtype;
+    segment.data = tensor.bytes.data() + FirstRow(part) * segment.row_bytes();
+    if (tensor.dtype == DType::kF64) {
+      std::vector<float> values(static_cast<size_t>(segment.rows * cols));
+      for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = LoadFloat(segment.data, DType::kF64, i);
+      }
+      storage_->converted.push_back(std::move(values));
+      segment.dtype = DType::kF32;
+      segment.data = reinterpret_cast<const std::byte*>(storage_->converted.back().data());
+    }
+    return segment;
+  }
+
+  MatrixSegment BindQuantized(const MatrixPart& part, int64_t cols) {
+    const std::optional<QuantizationFormat> format = quantization_.FormatOf(part.module);
+    if (!format) {
+      Fail(store_->directory().string(), "/config.json: the module ", part.module,
+           " has .scales, so it is quantised, but `quantization` gives no bits and group_size for "
+           "it.");
+    }
+    if (cols % format->group_size != 0) {
+      Fail(store_->directory().string(), "/config.json: the module ", part.module, " has ", cols,
+           " inputs, which the group_size ", format->group_size, " does not divide.");
+    }
+    Shape packed_shape = PartShape(part, cols * format->bits / 32);
+    Shape group_shape = PartShape(part, cols / format->group_size);
+    const std::string name = part.bare_name ? part.module : part.module + ".weight";
+    const TensorView& packed = Get(name, "of shape " + ShapeString(packed_shape));
+    const TensorView& scales = Get(part.module + ".scales", "of shape " + ShapeString(group_shape));
+    const TensorView& biases = Get(part.module + ".biases", "of shape " + ShapeString(group_shape));
+    if (packed.dtype != DType::kU32) {
+      Fail(packed.file, ": the tensor ", name, " should be U32 (packed), it is ",
+           DTypeName(packed.dtype), ".");
+    }
+    CheckShape(packed, packed_shape);
+    for (const TensorView* tensor : {&scales, &biases}) {
+      if (tensor->dtype != DType::kBF16 && tensor->dtype != DType::kF16 &&
+          tensor->dtype != DType::kF32) {
+        Fail(tensor->file, ": the tensor ", tensor->name, " should be BF16, F16 or F32, it is ",
+             DTypeName(tensor->dtype), ".");
+      }
+      CheckShape(*tensor, group_shape);
+    }
+    if (scales.dtype != biases.dtype) {
+      Fail(biases.file, ": the tensor ", biases.name, " should have the dtype of ", scales.name,
+           ", ", DTypeName(scales.dtype), ", it has ", DTypeName(biases.dtype), ".");
+    }
+    MatrixSegment segment;
+    segment.rows = part.row_count;
+    segment.cols = cols;
+    segment.dtype = scales.dtype;
+    segment.bits = format->bits;
+    segment.group_size = format->group_size;
+    const int64_t first = FirstRow(part);
+    const int64_t group_bytes = segment.groups() * static_cast<int64_t>(DTypeSize(scales.dtype));
+    segment.data = packed.bytes.data() + first * segment.row_bytes();
+    segment.scales = scales.bytes.data() + first * group_bytes;
+    segment.biases = biases.bytes.data() + first * group_bytes;
+    for (const TensorView* tensor : {&packed, &scales, &biases}) {
+      ClaimRows(*tensor, first, first + part.row_count);
+    }
+    CheckFinite(scales, segment.scales, segment.rows * segment.groups());
+    CheckFinite(biases, segment.biases, segment.rows * segment.groups());
+    return segment;
+  }
+
+  std::vector<float> BindVector(const VectorRef& ref) {
+    std::vector<float> values;
+    for (const VectorPart& part : ref.parts) {
+      const TensorView& tensor = Get(part.tensor, "of shape " + ShapeString(part.shapes.front()));
+      CheckFloat(tensor);
+      if (std::find(part.shapes.begin(), part.shapes.end(), tensor.shape) == part.shapes.end()) {
+        CheckShape(tensor, part.shapes.front());
+      }
+      ClaimRows(tensor, 0, 1);
+      const int64_t count = *ElementCount(tensor.shape);
+      CheckFinite(tensor, tensor.bytes.data(), count);
+      for (int64_t i = 0; i < count; ++i) {
+        values.push_back(LoadFloat(tensor.bytes.data(), tensor.dtype, static_cast<size_t>(i)));
+      }
+      if (ref.transform == VectorTransform::kConvTimeMajor) {
+        // [channels, 1, taps] and [channels, taps, 1] are the same bytes.
+        values = TimeMajor(values, tensor.shape.front());
+      }
+    }
+    for (float& value : values) {
+      if (ref.transform == VectorTransform::kNegativeExp) value = -std::exp(value);
+      if (ref.transform == VectorTransform::kPlusOne) value += 1.0f;
+    }
+    return values;
+  }
+
+  static std::vector<float> TimeMajor(const std::vector<float>& values, int64_t channels) {
+    const size_t count = static_cast<size_t>(channels);
+    const size_t taps = values.size() / count;
+    std::vector<float> out(values.size());
+    for (size_t c = 0; c < count; ++c) {
+      for (size_t t = 0; t < taps; ++t) out[t * count + c] = values[c * taps + t];
+    }
+    return out;
+  }
+
+  bool Ignored(const std::string& name) const {
+    return std::any_of(plan_.ignored_tensors.begin(), plan_.ignored_tensors.end(),
+                       [&](const std::string& pattern) {
+                         return pattern.ends_with('*')
+                                    ? name.starts_with(pattern.substr(0, pattern.size() - 1))
+                                    : name == pattern;
+                       });
+  }
+
+  // Rows of a tensor that a plan leaves unused would be silently lost.
+  void CheckAllRowsUsed() const {
+    for (const auto& [name, claims] : claims_) {
+      const TensorView& tensor = *store_->Find(name);
+      if (claims.size() == 1 && claims[0].end == 1) continue;
+      int64_t used = 0;
+      for (const Claim& claim : claims) used += claim.end - claim.begin;
+      const int64_t rows =
+          tensor.shape.size() == 3 ? tensor.shape[0] * tensor.shape[1] : tensor.shape[0];
+      if (used != rows) {
+        Fail(tensor.file, ": of the ", rows, " rows of the tensor ", name, " only ", used,
+             " would be used.");
+      }
+    }
+  }
+
+  void CheckAllUsed() const {
+    std::string left_over;
+    int count = 0;
+    for (const TensorView* tensor : store_->Tensors()) {
+      if (claims_.contains(tensor->name) || Ignored(tensor->name)) continue;
+      if (++count <= 5) {
+        left_over += (count > 1 ? ", " : "") + tensor->name + " " + ShapeString(tensor->shape);
+      }
+    }
+    if (count > 0) {
+      Fail(store_->directory().string(), " holds ", count, count == 1 ? " tensor" : " tensors",
+           " that a ", plan_.family, " model with this config.json does not have: ", left_over,
+           count > 5 ? ", ..." : "", ".");
+    }
+  }
+
+  std::shared_ptr<const WeightStore> store_;
+  const Plan& plan_;
+  QuantizationConfig quantization_;
+  std::shared_ptr<Storage> storage_;
+  std::map<std::string, std::vector<Claim>> claims_;
+};
+
+}  // namespace
+
+std::shared_ptr<const BoundWeights> BindWeights(std::shared_ptr<const WeightStore> store,
+                                                const Plan& plan) {
+  return Binder(std::move(store), plan).Bind();
+}
+
+}  // namespace adder

@@ -1,0 +1,198 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "checkpoint/affine_quantization.h"
+#include "checkpoint/temporary_checkpoint.h"
+#include "checkpoint/weight_store.h"
+
+namespace adder {
+namespace {
+
+using testing::ErrorOf;
+using testing::TemporaryDirectory;
+using testing::TestTensor;
+using testing::WriteTensors;
+
+// Two matrices (one of two modules, one expert of a stack of two), a conv weight and a decay.
+Plan SmallPlan() {
+  Plan plan;
+  plan.family = "test";
+  plan.AddMatrix({"pair", 5, 64, {{"m.first", 3, 0, 3}, {"m.second", 2, 0, 2}}});
+  plan.AddMatrix({"expert 0", 2, 64, {{"m.experts", 2, 0, 2, 2, 0}}});
+  plan.AddMatrix({"expert 1", 2, 64, {{"m.experts", 2, 0, 2, 2, 1}}});
+  plan.AddVector(
+      {"conv", {{"conv.weight", {{3, 1, 2}, {3, 2, 1}}}}, VectorTransform::kConvTimeMajor});
+  plan.AddVector("decay", "A_log", 2, VectorTransform::kNegativeExp);
+  plan.AddVector("norm", "norm.weight", 2, VectorTransform::kPlusOne);
+  plan.ignored_tensors = {"mtp.*", "exact"};
+  return plan;
+}
+
+std::vector<TestTensor> SmallTensors() {
+  return {TestTensor::Float("m.first.weight", {3, 64}, 0, 1),
+          TestTensor::Float("m.second.weight", {2, 64}, 1000, 1),
+          TestTensor::Float("m.experts.weight", {2, 2, 64}, -500, 1),
+          TestTensor::Float("conv.weight", {3, 1, 2}, 10, 1),
+          TestTensor::Float("A_log", {2}, 0, 1),
+          TestTensor::Float("norm.weight", {2}, 0.5f, 1)};
+}
+
+class BindTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<const BoundWeights> Bind(const std::vector<TestTensor>& tensors,
+                                           const std::string& config = "{}") {
+    directory_.Write("config.json", config);
+    WriteTensors(directory_.path() / "model.safetensors", tensors);
+    return BindWeights(WeightStore::Open(directory_.path()), SmallPlan());
+  }
+  std::string BindError(const std::vector<TestTensor>& tensors, const std::string& config = "{}") {
+    return ErrorOf([&] { Bind(tensors, config); });
+  }
+  TemporaryDirectory directory_;
+};
+
+TEST_F(BindTest, StacksPartsPicksExpertsTransformsVectors) {
+  const auto bound = Bind(SmallTensors());
+  std::vector<float> row(64);
+  DequantizeRow(bound->matrices[0], 3, row.data());
+  EXPECT_EQ(row[1], 1001);
+  DequantizeRow(bound->matrices[2], 1, row.data());
+  EXPECT_EQ(row[2], -500 + 3 * 64 + 2);
+  EXPECT_EQ(bound->vectors[0], (std::vector<float>{10, 12, 14, 11, 13, 15}));
+  EXPECT_EQ(bound->vectors[1], (std::vector<float>{-1.0f, -std::exp(1.0f)}));
+  EXPECT_EQ(bound->vectors[2], (std::vector<float>{1.5f, 2.5f}));
+}
+
+TEST_F(BindTest, AcceptsTheMlxConvLayoutAndIgnoredTensors) {
+  std::vector<TestTensor> tensors = SmallTensors();
+  tensors[3].shape = {3, 2, 1};
+  tensors.push_back(TestTensor::Float("mtp.layers.0", {1}, 0, 1));
+  tensors.push_back(TestTensor::Float("exact", {1}, 0, 1));
+  EXPECT_EQ(Bind(tensors)->vectors[0], (std::vector<float>{10, 12, 14, 11, 13, 15}));
+}
+
+TEST_F(BindTest, MissingMisshapenAndExtraTensorsAreNamed) {
+  std::vector<TestTensor> tensors = SmallTensors();
+  tensors.erase(tensors.begin());
+  EXPECT_NE(BindError(tensors).find("the tensor m.first.weight of shape [3, 64] is missing"),
+            std::string::npos);
+  tensors = SmallTensors();
+  tensors[1] = TestTensor::Float("m.second.weight", {2, 32}, 0, 1);
+  EXPECT_NE(BindError(tensors).find(
+                "the tensor m.second.weight should have shape [2, 64], it has [2, 32]"),
+            std::string::npos);
+  tensors = SmallTensors();
+  tensors[3].shape = {2, 3, 1};
+  EXPECT_NE(BindError(tensors).find("conv.weight should have shape [3, 1, 2], it has [2, 3, 1]"),
+            std::string::npos);
+  tensors = SmallTensors();
+  tensors.push_back(TestTensor::Float("surplus", {4, 1}, 0, 1));
+  EXPECT_NE(BindError(tensors).find("does not have: surplus [4, 1]"), std::string::npos);
+  tensors = SmallTensors();
+  tensors[4].dtype = DType::kI32;
+  EXPECT_NE(BindError(tensors).find("A_log should hold floating-point numbers, it holds I32"),
+            std::string::npos);
+  tensors = SmallTensors();
+  tensors[5] = TestTensor::Float("norm.weight", {2}, std::numeric_limits<float>::quiet_NaN(), 1);
+  EXPECT_NE(BindError(tensors).find("norm.weight holds a value that is not finite"),
+            std::string::npos);
+}
+
+// Replaces the module "m.first" [3, 64] by its quantised form.
+std::vector<TestTensor> WithQuantizedFirst(int bits, int group_size, DType dtype) {
+  std::vector<TestTensor> tensors = SmallTensors();
+  const size_t groups = 64 / static_cast<size_t>(group_size);
+  const size_t row_bytes = 64 * static_cast<size_t>(bits) / 8;
+  TestTensor packed{"m.first.weight", DType::kU32, {3, 64 * bits / 32}, {}};
+  TestTensor scales{"m.first.scales", dtype, {3, 64 / group_size}, {}};
+  TestTensor biases{"m.first.biases", dtype, {3, 64 / group_size}, {}};
+  packed.bytes.resize(3 * row_bytes);
+  scales.bytes.resize(3 * groups * DTypeSize(dtype));
+  biases.bytes.resize(scales.bytes.size());
+  for (size_t r = 0; r < 3; ++r) {
+    std::vector<float> row(64);
+    for (size_t k = 0; k < 64; ++k) row[k] = std::sin(static_cast<float>(r * 64 + k));
+    QuantizeRow(row, bits, group_size, dtype, packed.bytes.data() + r * row_bytes,
+                scales.bytes.data() + r * groups * DTypeSize(dtype),
+                biases.bytes.data() + r * groups * DTypeSize(dtype));
+  }
+  tensors[0] = packed;
+  tensors.push_back(scales);
+  tensors.push_back(biases);
+  return tensors;
+}
+
+TEST_F(BindTest, QuantisedModulesWithinAStep) {
+  for (int bits : {2, 3, 4, 5, 6, 8}) {
+    for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      const std::string config =
+          R"({"quantization": {"bits": )" + std::to_string(bits) + R"(, "group_size": 32}})";
+      const auto bound = Bind(WithQuantizedFirst(bits, 32, dtype), config);
+      const float step = 2.0f / static_cast<float>((1 << bits) - 1);
+      std::vector<float> row(64);
+      for (int64_t r = 0; r < 3; ++r) {
+        DequantizeRow(bound->matrices[0], r, row.data());
+        for (size_t k = 0; k < 64; ++k) {
+          // Half a step of rounding, up to half a step more at the end of the range that is not
+          // kept exact, and the 2^-9 rounding of scale (times the code) and bias.
+          EXPECT_NEAR(row[k], std::sin(static_cast<float>(r) * 64 + static_cast<float>(k)),
+                      step + (2.0f + 1.0f) * 0x1p-9f)
+              << bits;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(BindTest, OverridesApplyWithAndWithoutPrefix) {
+  const std::vector<TestTensor> tensors = WithQuantizedFirst(8, 64, DType::kBF16);
+  for (const std::string name : {"m.first", "language_model.m.first", "first"}) {
+    const std::string config = R"({"quantization_config": {"bits": 4, "group_size": 32, ")" + name +
+                               R"(": {"bits": 8, "group_size": 64}}})";
+    EXPECT_EQ(Bind(tensors, config)->matrices[0].segments[0].bits, 8) << name;
+  }
+}
+
+TEST_F(BindTest, QuantisationThatDoesNotFitIsRefused) {
+  const std::vector<TestTensor> tensors = WithQuantizedFirst(4, 64, DType::kBF16);
+  EXPECT_NE(BindError(tensors).find("gives no bits and group_size for it"), std::string::npos);
+  EXPECT_NE(BindError(tensors, R"({"quantization": {"bits": 8, "group_size": 64}})")
+                .find("m.first.weight should have shape [3, 16], it has [3, 8]"),
+            std::string::npos);
+  EXPECT_NE(BindError(tensors, R"({"quantization": {"bits": 4, "group_size": 32}})")
+                .find("m.first.scales should have shape [3, 2], it has [3, 1]"),
+            std::string::npos);
+  EXPECT_NE(
+      BindError(tensors, R"({"quantization": {"bits": 7, "group_size": 64}})").find("bits is 7"),
+      std::string::npos);
+  EXPECT_NE(BindError(tensors, R"({"quantization": {"bits": 4, "group_size": 48}})")
+                .find("group_size is 48"),
+            std::string::npos);
+  EXPECT_NE(
+      BindError(tensors, R"({"quantization": {"bits": 4, "group_size": 64, "mode": "mxfp4"}})")
+          .find("the quantisation mode \"mxfp4\" is not supported"),
+      std::string::npos);
+  EXPECT_NE(BindError(tensors, R"({"quantization_config": {"quant_method": "gptq", "bits": 4}})")
+                .find("\"gptq\" is not supported"),
+            std::string::npos);
+  EXPECT_NE(
+      BindError(tensors, R"({"quantization": {"bits": 4, "group_size": 64, "m.first": false}})")
+          .find("gives no bits and group_size for it"),
+      std::string::npos);
+  std::vector<TestTensor> bad = tensors;
+  const uint16_t infinity = 0x7f80;
+  std::memcpy(bad[6].bytes.data() + 2, &infinity, 2);
+  EXPECT_NE(BindError(bad, R"({"quantization": {"bits": 4, "group_size": 64}})")
+                .find("m.first.scales holds a value that is not finite"),
+            std::string::npos);
+  bad = tensors;
+  bad.erase(bad.begin() + 6);
+  EXPECT_NE(BindError(bad, R"({"quantization": {"bits": 4, "group_size": 64}})")
+                .find("m.first.weight is packed (U32) but m.first.scales is missing"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace adder

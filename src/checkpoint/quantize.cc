@@ -1,0 +1,279 @@
+#include "checkpoint/quantize.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "checkpoint/affine_quantization.h"
+#include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/planned_tensors.h"
+#include "checkpoint/weight_store.h"
+#include "core/error.h"
+
+namespace adder {
+namespace {
+
+namespace fs = std::filesystem;
+
+void CheckOptions(const QuantizeOptions& options) {
+  const auto supported = [](int bits) {
+    return bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
+  };
+  if (!supported(options.bits)) {
+    Fail("Cannot quantise to ", options.bits, " bits; 2, 3, 4, 5, 6 and 8 are supported.");
+  }
+  if (options.keep_head_bits != 0 && !supported(options.keep_head_bits)) {
+    Fail("Cannot keep the head at ", options.keep_head_bits,
+         " bits; 2, 3, 4, 5, 6 and 8 are supported.");
+  }
+  if (options.group_size != 32 && options.group_size != 64 && options.group_size != 128) {
+    Fail("Cannot quantise in groups of ", options.group_size, "; 32, 64 and 128 are supported.");
+  }
+}
+
+// Runs fn(begin, end) over [0, count) on all cores.
+template <class Fn>
+void ParallelRows(int64_t count, const Fn& fn) {
+  const int64_t threads =
+      std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, std::max<int64_t>(count, 1));
+  std::vector<std::thread> workers;
+  for (int64_t t = 0; t < threads; ++t) {
+    workers.emplace_back(
+        [&fn, t, threads, count] { fn(count * t / threads, count * (t + 1) / threads); });
+  }
+  for (std::thread& worker : workers) worker.join();
+}
+
+// The segment and row inside it that hold row `row` of a matrix.
+std::pair<const MatrixSegment*, int64_t> SegmentOf(const WeightMatrix& matrix, int64_t row) {
+  for (const MatrixSegment& segment : matrix.segments) {
+    if (row < segment.rows) return {&segment, row};
+    row -= segment.rows;
+  }
+  Fail("Row ", row, " is beyond the end of a matrix of ", matrix.rows, " rows.");
+}
+
+class Quantizer {
+ public:
+  explicit Quantizer(const QuantizeOptions& options)
+      : options_(options), store_(WeightStore::Open(options.model)) {
+    const JsonObject config = store_->config_object();
+    const Family& family = FindFamily(config);
+    source_ = family.build(config, store_->names());
+    weights_ = BindWeights(store_, source_);
+    for (size_t i = 0; i < weights_->matrices.size(); ++i) {
+      for (const MatrixSegment& segment : weights_->matrices[i].segments) {
+        if (segment.quantized()) {
+          Fail(options.model.string(), " is already quantised (", source_.matrices[i].label,
+               " has ", segment.bits, " bits); quantise the original checkpoint instead.");
+        }
+      }
+    }
+    output_config_ = store_->config();
+    // Planned checkpoints have no optional tensors to tell a tied head from, so say it.
+    output_config_["tie_word_embeddings"] = source_.head.weight == source_.embedding;
+    target_ = family.build(JsonObject(output_config_, config.where()), TensorNames::Planned(true));
+    CheckPlansCorrespond();
+  }
+
+  void Write() {
+    modules_ = PlannedModules(target_);
+    std::vector<TensorSpec> tensors;
+    Json quantization = Json::object();
+    quantization["group_size"] = options_.group_size;
+    quantization["bits"] = options_.bits;
+    quantization["mode"] = "affine";
+    for (const PlannedModule& module : modules_) {
+      const DType dtype = ModuleDType(module);
+      if (!Quantizable(module)) {
+        quantization[module.module] = false;
+        tensors.push_back({module.tensor_name(), dtype, module.shape(module.cols)});
+        continue;
+      }
+      const int bits = BitsOf(module);
+      if (bits != options_.bits) {
+        quantization[module.module] = {{"group_size", options_.group_size}, {"bits", bits}};
+      }
+      const Shape groups = module.shape(module.cols / options_.group_size);
+      tensors.push_back({module.tensor_name(), DType::kU32, module.shape(module.cols * bits / 32)});
+      tensors.push_back({module.module + ".scales", dtype, groups});
+      tensors.push_back({module.module + ".biases", dtype, groups});
+    }
+    for (size_t i = 0; i < target_.vectors.size(); ++i) AddVectorSpecs(i, tensors);
+
+    CreateCheckpointDirectory(options_.output);
+    CopyTextFiles();
+    output_config_["quantization"] = quantization;
+    output_config_["quantization_config"] = quantization;
+    WriteFile(options_.output / "config.json", output_config_.dump(2) + "\n");
+    CheckpointWriter writer(options_.output, std::move(tensors), {{"format", "mlx"}});
+    for (size_t i = 0; i < modules_.size(); ++i) {
+      WriteModule(modules_[i], writer);
+      if (options_.progress) {
+        options_.progress(static_cast<double>(i + 1) / static_cast<double>(modules_.size()));
+      }
+    }
+    for (size_t i = 0; i < target_.vectors.size(); ++i) WriteVector(i, writer);
+    writer.Finish();
+  }
+
+ private:
+  // Both plans are built by the same code, so matrices and vectors correspond by index; a config
+  // that the two layouts read differently shows here.
+  void CheckPlansCorrespond() const {
+    bool same = source_.matrices.size() == target_.matrices.size() &&
+                source_.vectors.size() == target_.vectors.size();
+    for (size_t i = 0; same && i < source_.matrices.size(); ++i) {
+      same = source_.matrices[i].rows == target_.matrices[i].rows &&
+             source_.matrices[i].cols == target_.matrices[i].cols;
+    }
+    for (size_t i = 0; same && i < source_.vectors.size(); ++i) {
+      same = VectorSize(source_.vectors[i]) == VectorSize(target_.vectors[i]);
+    }
+    if (!same) {
+      Fail(options_.model.string(),
+           "/config.json means different sizes in the Hugging Face and in the MLX layout of a ",
+           source_.family, " model, so the checkpoint cannot be converted.");
+    }
+  }
+
+  bool Quantizable(const PlannedModule& module) const {
+    return module.cols % options_.group_size == 0;
+  }
+
+  int BitsOf(const PlannedModule& module) const {
+    const bool is_head = module.parts.front().matrix == target_.head.weight;
+    return is_head && options_.keep_head_bits != 0 ? options_.keep_head_bits : options_.bits;
+  }
+
+  DType ModuleDType(const PlannedModule& module) const {
+    return weights_->matrices[static_cast<size_t>(module.parts.front().matrix)]
+        .segments.front()
+        .dtype;
+  }
+
+  const WeightMatrix& SourceOf(const ModuleRows& rows) const {
+    return weights_->matrices[static_cast<size_t>(rows.matrix)];
+  }
+
+  void WriteModule(const PlannedModule& module, CheckpointWriter& writer) {
+    const DType dtype = ModuleDType(module);
+    const size_t rows = static_cast<size_t>(module.total_rows());
+    if (!Quantizable(module)) {
+      const size_t row_bytes = static_cast<size_t>(module.cols) * DTypeSize(dtype);
+      std::vector<std::byte> data(rows * row_bytes);
+      for (const ModuleRows& part : module.parts) {
+        for (int64_t r = 0; r < part.count; ++r) {
+          const auto [segment, row] = SegmentOf(SourceOf(part), part.matrix_row + r);
+          CheckDType(*segment, dtype, module);
+          std::memcpy(data.data() + static_cast<size_t>(part.tensor_row + r) * row_bytes,
+                      segment->data + row * segment->row_bytes(), row_bytes);
+        }
+      }
+      writer.Append(data);
+      return;
+    }
+    const int bits = BitsOf(module);
+    const size_t row_bytes = static_cast<size_t>(module.cols * bits / 8);
+    const size_t group_bytes =
+        static_cast<size_t>(module.cols / options_.group_size) * DTypeSize(dtype);
+    std::vector<std::byte> packed(rows * row_bytes);
+    std::vector<std::byte> scales(rows * group_bytes);
+    std::vector<std::byte> biases(rows * group_bytes);
+    for (const ModuleRows& part : module.parts) {
+      ParallelRows(part.count, [&](int64_t begin, int64_t end) {
+        std::vector<float> weights(static_cast<size_t>(module.cols));
+        for (int64_t r = begin; r < end; ++r) {
+          DequantizeRow(SourceOf(part), part.matrix_row + r, weights.data());
+          const size_t row = static_cast<size_t>(part.tensor_row + r);
+          QuantizeRow(weights, bits, options_.group_size, dtype, packed.data() + row * row_bytes,
+                      scales.data() + row * group_bytes, biases.data() + row * group_bytes);
+        }
+      });
+    }
+    writer.Append(packed);
+    writer.Append(scales);
+    writer.Append(biases);
+  }
+
+  void CheckDType(const MatrixSegment& segment, DType dtype, const PlannedModule& module) const {
+    if (segment.dtype != dtype) {
+      Fail(options_.model.string(), ": the tensors that make up ", module.tensor_name(),
+           " have different dtypes, ", DTypeName(dtype), " and ", DTypeName(segment.dtype), ".");
+    }
+  }
+
+  // The source tensors of a vector, before any transform.
+  std::vector<const TensorView*> SourceTensors(size_t vector) const {
+    std::vector<const TensorView*> tensors;
+    for (const VectorPart& part : source_.vectors[vector].parts) {
+      tensors.push_back(store_->Find(part.tensor));
+    }
+    return tensors;
+  }
+
+  void AddVectorSpecs(size_t vector, std::vector<TensorSpec>& tensors) const {
+    const DType dtype = SourceTensors(vector).front()->dtype;
+    for (const VectorPart& part : target_.vectors[vector].parts) {
+      Shape shape = part.shapes.front();
+      if (target_.vectors[vector].transform == VectorTransform::kConvTimeMajor) {
+        // MLX keeps depthwise convolution weights as [channels, taps, 1].
+        shape = {shape.front(), *ElementCount(shape) / shape.front(), 1};
+      }
+      tensors.push_back({part.tensor, dtype, shape});
+    }
+  }
+
+  void WriteVector(size_t vector, CheckpointWriter& writer) const {
+    std::vector<std::byte> data;
+    const std::vector<const TensorView*> sources = SourceTensors(vector);
+    for (const TensorView* tensor : sources) {
+      if (tensor->dtype != sources.front()->dtype) {
+        Fail(tensor->file, ": the tensors ", sources.front()->name, " and ", tensor->name,
+             " have different dtypes.");
+      }
+      data.insert(data.end(), tensor->bytes.begin(), tensor->bytes.end());
+    }
+    size_t offset = 0;
+    for (const VectorPart& part : target_.vectors[vector].parts) {
+      const size_t bytes = static_cast<size_t>(*ElementCount(part.shapes.front())) *
+                           DTypeSize(sources.front()->dtype);
+      writer.Append(std::span(data).subspan(offset, bytes));
+      offset += bytes;
+    }
+  }
+
+  // Tokenizer, chat template and generation settings; weights and config are written anew.
+  void CopyTextFiles() const {
+    for (const fs::directory_entry& entry : fs::directory_iterator(options_.model)) {
+      const std::string name = entry.path().filename().string();
+      const std::string extension = entry.path().extension().string();
+      const bool text = extension == ".json" || extension == ".jsonl" || extension == ".jinja" ||
+                        extension == ".txt" || extension == ".model";
+      if (!entry.is_regular_file() || !text || name == "config.json" ||
+          name.ends_with(".safetensors.index.json")) {
+        continue;
+      }
+      std::error_code error;
+      fs::copy_file(entry.path(), options_.output / name, error);
+      if (error) Fail("Cannot copy ", entry.path().string(), ": ", error.message(), ".");
+    }
+  }
+
+  const QuantizeOptions& options_;
+  std::shared_ptr<const WeightStore> store_;
+  Plan source_;
+  Plan target_;
+  std::shared_ptr<const BoundWeights> weights_;
+  Json output_config_;
+  std::vector<PlannedModule> modules_;
+};
+
+}  // namespace
+
+void QuantizeCheckpoint(const QuantizeOptions& options) {
+  CheckOptions(options);
+  Quantizer(options).Write();
+}
+
+}  // namespace adder

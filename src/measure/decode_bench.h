@@ -1,0 +1,41 @@
+// Speed of one sequence: a prompt, then tokens one by one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "program/executor.h"
+
+namespace adder {
+
+struct DecodeBenchOptions {
+  int64_t prompt_tokens = 512;
+  int64_t max_tokens = 128;  // decode steps
+  int repeat = 5;
+  int warmup = 1;  // repeats that are not counted
+  std::function<void(int done, int all)> progress;
+};
+
+// Of several repeats.
+struct Spread {
+  double median = 0;
+  double min = 0;
+  double max = 0;
+};
+Spread SpreadOf(std::vector<double> values);
+
+struct DecodeBenchResult {
+  Spread prefill_rate;  // tokens per second
+  Spread decode_rate;
+  // Read and written per decode step at the middle of the run (costs of the program).
+  int64_t weight_bytes = 0;
+  int64_t state_bytes = 0;  // recurrent state and KV
+  int64_t bytes_per_token() const { return weight_bytes + state_bytes; }
+};
+
+// The prompt is random ids from a fixed seed; each next token is the most likely one, so that every
+// step waits for the last as in real use. Throws Error for options out of range.
+DecodeBenchResult RunDecodeBench(Executor& executor, const DecodeBenchOptions& options);
+
+}  // namespace adder

@@ -1,0 +1,16 @@
+#include "text/detokenizer.h"
+
+namespace adder::text {
+
+std::string StreamingDetokenizer::Push(int32_t id) {
+  if (!tokenizer_->HasToken(id) || (skip_special_ && tokenizer_->IsSpecial(id))) return {};
+  return stream_.Push(tokenizer_->IdToToken(id));
+}
+
+std::string StreamingDetokenizer::Flush() {
+  std::string text = stream_.Flush();
+  stream_ = tokenizer_->StartDecode();
+  return text;
+}
+
+}  // namespace adder::text

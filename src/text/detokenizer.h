@@ -1,0 +1,32 @@
+// Detokenisation token by token, as text is generated.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "text/decoder.h"
+#include "text/tokenizer.h"
+
+namespace adder::text {
+
+// What Push and Flush return, joined, equals Tokenizer::Decode of all the ids. Each piece is whole
+// characters and final: an incomplete character is held back until later tokens complete it or make
+// that impossible (then it is U+FFFD).
+class StreamingDetokenizer {
+ public:
+  // `tokenizer` must outlive this.
+  StreamingDetokenizer(const Tokenizer& tokenizer, bool skip_special)
+      : tokenizer_(&tokenizer), skip_special_(skip_special), stream_(tokenizer.StartDecode()) {}
+
+  // The text that became final by one more token; often empty.
+  std::string Push(int32_t id);
+  // Ends the sequence and returns what was held back. Afterwards a new sequence may begin.
+  std::string Flush();
+
+ private:
+  const Tokenizer* tokenizer_;
+  bool skip_special_;
+  DecodeStream stream_;
+};
+
+}  // namespace adder::text

@@ -1,0 +1,92 @@
+#include "text/normalizer.h"
+
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "text/precompiled.h"
+#include "text/unicode.h"
+
+namespace adder::text {
+namespace {
+
+std::string Rewritten(std::string_view json, std::string text) {
+  Normalizer(ParseJson(json, "test"), "test").Run(text);
+  return text;
+}
+
+// The expected texts are those of the tokenizers library (0.23.2).
+TEST(Normalizer, RewritesLikeTheReference) {
+  struct Case {
+    std::string json;
+    std::string text;
+    std::string normalized;
+  };
+  const std::vector<Case> cases = {
+      {R"({"type": "NFC"})", "e\xCC\x81\xCC\xA3 \xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8 \xE2\x84\xAB",
+       "\xE1\xBA\xB9\xCC\x81 \xEA\xB0\x81 \xC3\x85"},
+      {R"({"type": "NFD"})", "\xE1\xBB\x87 \xEA\xB0\x81",
+       "e\xCC\xA3\xCC\x82 \xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8"},
+      {R"({"type": "NFKC"})", "\xEF\xAC\x81 \xE2\x91\xA0 \xEF\xBD\xB6\xEF\xBE\x9E",
+       "fi 1 \xE3\x82\xAC"},
+      {R"({"type": "NFKD"})", "\xEF\xAC\x81 \xC3\xA9", "fi e\xCC\x81"},
+      {R"({"type": "Lowercase"})", "\xC3\x80\xC4\xB0\xCE\xA3\xE1\xBA\x9E\xC7\x85",
+       "\xC3\xA0i\xCC\x87\xCF\x83\xC3\x9F\xC7\x86"},
+      {R"({"type": "Strip", "strip_left": true, "strip_right": false})", "\xE3\x80\x80 a \x0A",
+       "a \x0A"},
+      {R"({"type": "Strip", "strip_left": true, "strip_right": true})", " \x09 ", ""},
+      {R"({"type": "StripAccents"})",
+       "e\xCC\x81"
+       "a\xE0\xA4\x83",
+       "ea"},
+      {R"({"type": "Replace", "pattern": {"String": "ab"}, "content": "x"})", "ababa", "xxa"},
+      {R"({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})", "a   b  c",
+       "a b c"},
+      {R"({"type": "Prepend", "prepend": "▁"})", "a",
+       "\xE2\x96\x81"
+       "a"},
+      {R"({"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]})",
+       "\xC3\x89"
+       "a",
+       "ea"},
+  };
+  for (const Case& item : cases)
+    EXPECT_EQ(Rewritten(item.json, item.text), item.normalized) << item.json;
+}
+
+TEST(Normalizer, EmptyTextGetsNoPrefix) {
+  EXPECT_EQ(Rewritten(R"({"type": "Prepend", "prepend": "_"})", ""), "");
+}
+
+TEST(Normalizer, ManyMarksTakeLinearTime) {
+  // Marks of classes 230 and 220 by turns: each has to move past all of the others.
+  std::string text = "a";
+  for (int i = 0; i < 200000; ++i) text += "\xCC\x80\xCC\x96";
+  const std::string sorted = Rewritten(R"({"type": "NFD"})", text);
+  EXPECT_EQ(sorted.size(), text.size());
+  EXPECT_EQ(sorted.substr(0, 5), "a\xCC\x96\xCC\x96");
+  EXPECT_TRUE(sorted.ends_with("\xCC\x80\xCC\x80"));
+}
+
+TEST(Normalizer, NamesWhatItLacks) {
+  try {
+    Rewritten(R"({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Nmt"}]})", "");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "test.normalizers[1]: the normalizer type Nmt is not supported.");
+  }
+}
+
+TEST(PrecompiledMap, RefusesDamagedMaps) {
+  for (const char* base64 : {"", "AAAA", "!!!!", "/////wAA", "BAAAAA==", "AwAAAAAAAAAA"}) {
+    EXPECT_THROW(PrecompiledMap(base64, "test"), Error) << base64;
+  }
+}
+
+TEST(Unicode, Graphemes) {
+  EXPECT_EQ(FirstGrapheme("ab"), 1u);
+  EXPECT_EQ(FirstGrapheme("e\xCC\x81x"), 3u);
+  EXPECT_EQ(FirstGrapheme("\r\n"), 2u);
+}
+
+}  // namespace
+}  // namespace adder::text

@@ -1,0 +1,238 @@
+#include "text/tokenizer.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/json.h"
+#include "text/added_tokens.h"
+#include "text/decoder.h"
+#include "text/normalizer.h"
+#include "text/piece_cache.h"
+#include "text/post_processor.h"
+#include "text/pre_tokenizer.h"
+#include "text/token_model.h"
+#include "text/utf8.h"
+
+namespace adder::text {
+namespace {
+
+// Real files are below 40 MB.
+constexpr uint64_t kMaxFileBytes = uint64_t{1} << 28;
+
+const Json& FieldOrNull(const JsonObject& file, std::string_view field) {
+  static const Json null;
+  const Json* found = file.Find({field});
+  return found == nullptr ? null : *found;
+}
+
+JsonObject ModelObject(const JsonObject& file) {
+  const std::optional<JsonObject> model = file.Object({"model"});
+  if (!model) Fail(file.where(), " lacks the field model.");
+  return *model;
+}
+
+// What one Encode works with. Kept from call to call for the sake of its cache.
+struct Workspace {
+  PieceCache cache;
+  SplitText pieces;
+  std::vector<Segment> raw_segments;
+  std::vector<Segment> segments;
+};
+
+}  // namespace
+
+struct Tokenizer::Impl {
+  explicit Impl(const JsonObject& file)
+      : normalizer(FieldOrNull(file, "normalizer"), file.where() + ": normalizer"),
+        pre_tokenizer(FieldOrNull(file, "pre_tokenizer"), file.where() + ": pre_tokenizer"),
+        model(TokenModel::Parse(ModelObject(file))),
+        post_processor(FieldOrNull(file, "post_processor"), file.where() + ": post_processor"),
+        decoder(FieldOrNull(file, "decoder"), file.where() + ": decoder"),
+        added(FieldOrNull(file, "added_tokens"), file.where() + ": added_tokens",
+              model->vocabulary(), [this](std::string_view text) { return Normalized(text); }) {
+    const Vocabulary& vocabulary = model->vocabulary();
+    int32_t size = vocabulary.size();
+    for (const AddedToken& token : added.tokens()) size = std::max(size, token.id + 1);
+    special.resize(static_cast<size_t>(size));
+    added_by_id.resize(static_cast<size_t>(size));
+    for (const AddedToken& token : added.tokens()) {
+      const auto id = static_cast<size_t>(token.id);
+      added_by_id[id] = &token;
+      added_by_content.emplace(token.content, token.id);
+      special[id] = token.special;
+    }
+    for (const auto* ids : {&post_processor.prefix(), &post_processor.suffix()}) {
+      for (int32_t id : *ids) {
+        if (!HasToken(id)) {
+          Fail(file.where(), ": post_processor: the id ", id, " belongs to no token.");
+        }
+      }
+    }
+  }
+
+  bool HasToken(int32_t id) const {
+    return id >= 0 && static_cast<size_t>(id) < added_by_id.size() &&
+           (added_by_id[static_cast<size_t>(id)] != nullptr || model->vocabulary().Has(id));
+  }
+
+  std::string Normalized(std::string_view text) const {
+    std::string normalized(text);
+    normalizer.Run(normalized);
+    return normalized;
+  }
+
+  // Encodes text that holds no added token.
+  void EncodeText(std::string_view text, bool at_start, Workspace& work,
+                  std::vector<int32_t>& ids) const {
+    work.pieces.Reset(text, at_start);
+    pre_tokenizer.Run(work.pieces);
+    const bool raw_bytes = pre_tokenizer.raw_bytes();
+    for (size_t i = 0; i < work.pieces.size(); ++i) {
+      std::string_view rest = work.pieces.Piece(i);
+      while (!rest.empty()) {
+        const size_t length = raw_bytes ? rest.size() : model->SafePrefix(rest);
+        EncodePiece(rest.substr(0, length), raw_bytes, work.cache, ids);
+        rest.remove_prefix(length);
+      }
+    }
+  }
+
+  void EncodePiece(std::string_view piece, bool raw_bytes, PieceCache& cache,
+                   std::vector<int32_t>& ids) const {
+    if (const PieceCache::Entry* entry = cache.Find(piece)) {
+      ids.insert(ids.end(), entry->ids, entry->ids + entry->count);
+      return;
+    }
+    const size_t before = ids.size();
+    model->Tokenize(piece, raw_bytes, ids);
+    cache.Add(piece, std::span(ids).subspan(before));
+  }
+
+  // Encodes text that holds no added token that is looked for before normalisation.
+  void EncodeRaw(std::string_view text, bool at_start, Workspace& work,
+                 std::vector<int32_t>& ids) const {
+    std::string normalized;
+    if (!normalizer.empty()) {
+      normalized = Normalized(text);
+      text = normalized;
+    }
+    added.normalized().Split(text, work.segments);
+    for (const Segment& segment : work.segments) {
+      if (segment.id >= 0) {
+        ids.push_back(segment.id);
+      } else {
+        EncodeText(text.substr(segment.begin, segment.end - segment.begin),
+                   at_start && segment.begin == 0, work, ids);
+      }
+    }
+  }
+
+  void Encode(std::string_view text, Workspace& work, std::vector<int32_t>& ids) const {
+    added.raw().Split(text, work.raw_segments);
+    for (const Segment& segment : work.raw_segments) {
+      if (segment.id >= 0) {
+        ids.push_back(segment.id);
+      } else {
+        EncodeRaw(text.substr(segment.begin, segment.end - segment.begin), segment.begin == 0, work,
+                  ids);
+      }
+    }
+  }
+
+  std::unique_ptr<Workspace> TakeWorkspace() {
+    const std::lock_guard lock(mutex);
+    if (workspaces.empty()) return std::make_unique<Workspace>();
+    std::unique_ptr<Workspace> workspace = std::move(workspaces.back());
+    workspaces.pop_back();
+    return workspace;
+  }
+
+  void ReturnWorkspace(std::unique_ptr<Workspace> workspace) {
+    const std::lock_guard lock(mutex);
+    workspaces.push_back(std::move(workspace));
+  }
+
+  Normalizer normalizer;
+  PreTokenizer pre_tokenizer;
+  std::unique_ptr<TokenModel> model;
+  PostProcessor post_processor;
+  Decoder decoder;
+  AddedTokens added;
+  std::vector<const AddedToken*> added_by_id;  // null where the id is the model's alone
+  std::unordered_map<std::string_view, int32_t> added_by_content;
+  std::vector<bool> special;  // by id
+
+  std::mutex mutex;  // guards workspaces
+  std::vector<std::unique_ptr<Workspace>> workspaces;
+};
+
+Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+Tokenizer::~Tokenizer() = default;
+
+Tokenizer Tokenizer::Load(const std::filesystem::path& dir) {
+  const std::filesystem::path path = dir / "tokenizer.json";
+  return Parse(ReadFile(path, kMaxFileBytes), path.string());
+}
+
+Tokenizer Tokenizer::Parse(std::string_view json, std::string_view source) {
+  const Json file = ParseJson(json, source);
+  return Tokenizer(std::make_unique<Impl>(JsonObject(file, std::string(source))));
+}
+
+std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_tokens) const {
+  std::string replaced;
+  if (!IsValidUtf8(text)) {
+    replaced = ToValidUtf8(text);
+    text = replaced;
+  }
+  std::vector<int32_t> ids;
+  ids.reserve(text.size() / 3 + 4);
+  if (add_special_tokens) ids = impl_->post_processor.prefix();
+  std::unique_ptr<Workspace> workspace = impl_->TakeWorkspace();
+  impl_->Encode(text, *workspace, ids);
+  impl_->ReturnWorkspace(std::move(workspace));
+  if (add_special_tokens) {
+    const std::vector<int32_t>& suffix = impl_->post_processor.suffix();
+    ids.insert(ids.end(), suffix.begin(), suffix.end());
+  }
+  return ids;
+}
+
+std::string Tokenizer::Decode(std::span<const int32_t> ids, bool skip_special) const {
+  DecodeStream stream = StartDecode();
+  std::string text;
+  for (int32_t id : ids) {
+    if (!HasToken(id) || (skip_special && IsSpecial(id))) continue;
+    text += stream.Push(IdToToken(id));
+  }
+  text += stream.Flush();
+  return text;
+}
+
+int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(impl_->special.size()); }
+
+int32_t Tokenizer::TokenToId(std::string_view token) const {
+  const auto it = impl_->added_by_content.find(token);
+  return it != impl_->added_by_content.end() ? it->second : impl_->model->vocabulary().Find(token);
+}
+
+std::string_view Tokenizer::IdToToken(int32_t id) const {
+  if (!HasToken(id)) return {};
+  const AddedToken* token = impl_->added_by_id[static_cast<size_t>(id)];
+  return token != nullptr ? token->decoded : impl_->model->vocabulary().Token(id);
+}
+
+bool Tokenizer::HasToken(int32_t id) const { return impl_->HasToken(id); }
+
+bool Tokenizer::IsSpecial(int32_t id) const {
+  return HasToken(id) && impl_->special[static_cast<size_t>(id)];
+}
+
+DecodeStream Tokenizer::StartDecode() const { return impl_->decoder.Start(); }
+
+}  // namespace adder::text

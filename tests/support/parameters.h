@@ -1,0 +1,21 @@
+// Tests that run for every pair of a model and a backend.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+
+#include "tests/support/backends.h"
+#include "tests/support/test_models.h"
+
+namespace adder::test {
+
+using ModelAndBackend = std::tuple<TestModel, Backend>;
+
+// "granitemoehybrid_moe_cpu_f32".
+inline std::string NameOf(const testing::TestParamInfo<ModelAndBackend>& info) {
+  return std::get<0>(info.param).name + "_" + BackendName(std::get<1>(info.param));
+}
+
+}  // namespace adder::test

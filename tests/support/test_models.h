@@ -1,0 +1,50 @@
+// The models that the cross-room tests run: cases of the conformance kit, the demo model, and
+// synthetic checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "program/program.h"
+
+namespace adder::test {
+
+// Where the conformance kit lies: $ADDER_SHARED/conformance, or "../shared/conformance" beside the
+// repository. Need not exist.
+std::filesystem::path ConformanceKit();
+
+struct TestModel {
+  std::string name;
+  std::filesystem::path directory;  // empty: a synthetic model
+};
+// For GoogleTest's messages.
+std::ostream& operator<<(std::ostream& out, const TestModel& model);
+
+// Cases of the kit whose family is implemented, in order of name; nothing without the kit.
+const std::vector<TestModel>& KitModels();
+// The demo model, when the repository has it.
+const std::vector<TestModel>& DemoModels();
+// All models: kit, synthetic, demo.
+std::vector<TestModel> AllModels();
+
+// Opens, plans, binds and lowers.
+Program LoadProgram(const TestModel& model);
+
+// What expected.safetensors says about one prompt.
+struct ExpectedPrompt {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> greedy;  // greedy continuation
+  std::vector<float> margins;   // of each greedy step
+  std::vector<float> prefill;   // [prompt, vocab]; empty when not recorded
+  std::vector<float> steps;     // [8, vocab] of the first greedy steps; empty when not recorded
+};
+struct Expected {
+  std::vector<ExpectedPrompt> prompts;
+  double f32_tolerance = 0;  // absolute, on every logit
+};
+Expected LoadExpected(const TestModel& model);
+
+}  // namespace adder::test
