@@ -1,8 +1,8 @@
 // What must hold of sequence state on every backend and for every model: cutting a prompt into
 // chunks, batching, copying, saving and restoring change nothing.
 //
-// Both backends compute each token with the same operations in the same order whatever else is in
-// the batch, so equality is bitwise throughout.
+// The interpreter and the CPU backend compute each token with the same operations in the same order
+// whatever else is in the batch, so equality is bitwise throughout.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -10,10 +10,15 @@
 #include "hwy/highway.h"
 
 #include "cpu/simd_inl.h"
+#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace adder {
 namespace HWY_NAMESPACE {
+
+// How far ahead of their use weights are asked for: the hardware's own prefetching stops at every
+// 4 KB page.
+inline constexpr int kPrefetchBytes = 4096;
 
 int64_t TokenTileImpl() { return kTileTokens; }
 
@@ -26,26 +31,31 @@ HWY_INLINE VF AddGroup(VF sum, VI dots, VF scale, VF bias, float x_scale, float 
 }
 
 // One token: weights go from memory to registers once and are used at once.
-template <int kBits>
+template <int kBits, DType kScaleType>
 void MultiplyOne(const PackedMatrix& matrix, int64_t block_begin, int64_t block_end,
                  const QuantizedInput& input, const MatmulOutput& output) {
   const DF df;
   const DI di;
   const int64_t groups = matrix.groups();
   const int64_t units = matrix.group_size / kUnitColumns;
-  const auto scale_bytes = static_cast<size_t>(matrix.scale_bytes());
-  const size_t part_scale_bytes = scale_bytes / kParts;
+  constexpr size_t kScaleBytes = 16 * (kScaleType == DType::kF32 ? 4 : 2);
+  constexpr size_t kPartScaleBytes = kScaleBytes / kParts;
+  const std::byte* from = matrix.data + block_begin * matrix.block_bytes();
   for (int64_t block = block_begin; block < block_end; ++block) {
-    const std::byte* group = matrix.data + block * matrix.block_bytes();
     const int8_t* x = input.values;
     VF sums[kParts];
     for (size_t p = 0; p < kParts; ++p) sums[p] = hn::Zero(df);
     for (int64_t g = 0; g < groups; ++g) {
-      const uint8_t* unit = reinterpret_cast<const uint8_t*>(group + 2 * scale_bytes);
+      const std::byte* scales = from;
+      from += 2 * kScaleBytes;
       VI even[kParts];
       VI odd[kParts];
       for (size_t p = 0; p < kParts; ++p) even[p] = odd[p] = hn::Zero(di);
-      for (int64_t u = 0; u < units; ++u, unit += 64 * kBits, x += kUnitColumns) {
+      for (int64_t u = 0; u < units; ++u, from += 64 * kBits, x += kUnitColumns) {
+        const auto* unit = reinterpret_cast<const uint8_t*>(from);
+        for (int line = 0; line < kBits; ++line) {
+          hwy::Prefetch(unit + kPrefetchBytes + 64 * line);
+        }
         for (size_t p = 0; p < kParts; ++p) {
           V8 q[8];
           UnpackUnit<kBits>(unit, p, q);
@@ -56,12 +66,11 @@ void MultiplyOne(const PackedMatrix& matrix, int64_t block_begin, int64_t block_
         }
       }
       for (size_t p = 0; p < kParts; ++p) {
-        const VF scale = LoadFloats(group + p * part_scale_bytes, matrix.scale_dtype);
-        const VF bias = LoadFloats(group + scale_bytes + p * part_scale_bytes, matrix.scale_dtype);
+        const VF scale = LoadFloats(scales + p * kPartScaleBytes, kScaleType);
+        const VF bias = LoadFloats(scales + kScaleBytes + p * kPartScaleBytes, kScaleType);
         sums[p] = AddGroup(sums[p], hn::Add(even[p], odd[p]), scale, bias, input.scales[g],
                            input.sums[g]);
       }
-      group += matrix.group_bytes();
     }
     for (size_t p = 0; p < kParts; ++p) {
       StoreRows(sums[p], output, 0, block * kBlockRows + static_cast<int64_t>(p * kLanes),
@@ -202,10 +211,14 @@ template <int kBits>
 void Multiply(const PackedMatrix& matrix, int64_t block_begin, int64_t block_end,
               const QuantizedInput& input, int64_t tokens, const MatmulOutput& output,
               MatmulScratch& scratch) {
-  if (tokens == 1) {
-    MultiplyOne<kBits>(matrix, block_begin, block_end, input, output);
-  } else {
+  if (tokens > 1) {
     MultiplyMany<kBits>(matrix, block_begin, block_end, input, tokens, output, scratch);
+  } else if (matrix.scale_dtype == DType::kBF16) {
+    MultiplyOne<kBits, DType::kBF16>(matrix, block_begin, block_end, input, output);
+  } else if (matrix.scale_dtype == DType::kF16) {
+    MultiplyOne<kBits, DType::kF16>(matrix, block_begin, block_end, input, output);
+  } else {
+    MultiplyOne<kBits, DType::kF32>(matrix, block_begin, block_end, input, output);
   }
 }
 
