@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "cpu/random_weights_for_test.h"
-#include "cpu/simd_target.h"
+#include "cpu/simd_targets_for_test.h"
 #include "model/family.h"
 #include "program/interpreter.h"
 
@@ -101,13 +101,9 @@ const std::vector<RandomFormat> kMixed = {{4, 32, DType::kBF16}, {0, 0, DType::k
                                           {8, 32, DType::kF16},  {6, 32, DType::kF32},
                                           {0, 0, DType::kF32},   {3, 32, DType::kBF16}};
 
-class OnEveryTarget : public ::testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { UseSimdTarget(GetParam()); }
-  void TearDown() override { UseSimdTarget(""); }
-};
+class CpuExecutorOnEveryTarget : public OnEveryTarget {};
 
-TEST_P(OnEveryTarget, F32EqualsTheReferenceToRounding) {
+TEST_P(CpuExecutorOnEveryTarget, F32EqualsTheReferenceToRounding) {
   for (const bool experts : {false, true}) {
     const Program program = Lowered(HybridPlan(experts, experts ? "rope" : "nope"), kMixed);
     const auto reference = MakeInterpreter(program);
@@ -122,7 +118,7 @@ TEST_P(OnEveryTarget, F32EqualsTheReferenceToRounding) {
   }
 }
 
-TEST_P(OnEveryTarget, EveryOpEqualsTheReference) {
+TEST_P(CpuExecutorOnEveryTarget, EveryOpEqualsTheReference) {
   const Program program = Lowered(HybridPlan(true, "rope"), kMixed);
   const auto reference = MakeInterpreter(program);
   const auto cpu = MakeCpuExecutor(program, {2, Compute::kF32});
@@ -140,7 +136,7 @@ TEST_P(OnEveryTarget, EveryOpEqualsTheReference) {
 
 // The property the whole backend is built around: bitwise the same for any chunking, any number of
 // threads and any company in the batch.
-TEST_P(OnEveryTarget, ResultsDoNotDependOnChunksThreadsOrBatch) {
+TEST_P(CpuExecutorOnEveryTarget, ResultsDoNotDependOnChunksThreadsOrBatch) {
   for (const Compute compute : {Compute::kFast, Compute::kF32}) {
     const Program program = Lowered(HybridPlan(true, "rope"), kMixed);
     const std::vector<int32_t> tokens = SomeTokens(70);
@@ -164,7 +160,7 @@ TEST_P(OnEveryTarget, ResultsDoNotDependOnChunksThreadsOrBatch) {
   }
 }
 
-TEST_P(OnEveryTarget, FastModeStaysNearF32) {
+TEST_P(CpuExecutorOnEveryTarget, FastModeStaysNearF32) {
   const Program program = Lowered(HybridPlan(false, "rope"), {{4, 32, DType::kBF16}});
   const std::vector<int32_t> tokens = SomeTokens(40);
   const std::vector<float> exact =
@@ -182,8 +178,7 @@ TEST_P(OnEveryTarget, FastModeStaysNearF32) {
   EXPECT_LT(std::sqrt(error / size), 0.04);
 }
 
-INSTANTIATE_TEST_SUITE_P(Simd, OnEveryTarget, ::testing::ValuesIn(SimdTargets()),
-                         [](const auto& test) { return test.param; });
+ADDER_ON_EVERY_TARGET(CpuExecutorOnEveryTarget);
 
 // More tokens than one slice holds, and prompts shorter than the convolution.
 TEST(CpuExecutorTest, LongAndShortPrompts) {

@@ -45,20 +45,19 @@ void PackUnit(const uint8_t (&q)[kBlockRows][kUnitColumns], int bits, std::byte*
   int shift = 0;
   for (int p = 0; p < planes.count; ++p) {
     const int width = planes.widths[p];
-    const unsigned mask = (1u << width) - 1u;
+    // The four columns of a quad are the bytes of a word: the mask keeps them apart.
+    const uint32_t mask = ((1u << width) - 1u) * 0x01010101u;
     const int quads_per_line = 8 / width;
     for (int line = 0; line < width; ++line, out += 64) {
-      uint8_t bytes[64] = {};
-      for (int j = 0; j < quads_per_line; ++j) {
-        const int column = (line * quads_per_line + j) * 4;
-        for (int row = 0; row < kBlockRows; ++row) {
-          for (int c = 0; c < 4; ++c) {
-            const unsigned value = (static_cast<unsigned>(q[row][column + c]) >> shift) & mask;
-            bytes[row * 4 + c] = static_cast<uint8_t>(bytes[row * 4 + c] | value << (j * width));
-          }
+      for (int row = 0; row < kBlockRows; ++row) {
+        uint32_t lane = 0;
+        for (int j = 0; j < quads_per_line; ++j) {
+          uint32_t quad = 0;
+          std::memcpy(&quad, &q[row][(line * quads_per_line + j) * 4], 4);
+          lane |= ((quad >> shift) & mask) << (j * width);
         }
+        std::memcpy(out + row * 4, &lane, 4);
       }
-      std::memcpy(out, bytes, sizeof(bytes));
     }
     shift += width;
   }
