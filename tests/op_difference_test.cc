@@ -81,8 +81,12 @@ TEST_P(OpDifference, EveryOpMatchesTheInterpreter) {
             << ": worst op differs by " << worst << "\n";
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, OpDifference,
-                         testing::Combine(testing::ValuesIn(AllModels()),
+INSTANTIATE_TEST_SUITE_P(Tiny, OpDifference,
+                         testing::Combine(testing::ValuesIn(TinyModels()),
+                                          testing::Values(Backend::kCpuF32, Backend::kCpuFast)),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Demo, OpDifference,
+                         testing::Combine(testing::ValuesIn(DemoModels()),
                                           testing::Values(Backend::kCpuF32, Backend::kCpuFast)),
                          NameOf);
 

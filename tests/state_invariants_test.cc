@@ -275,9 +275,14 @@ TEST_P(StateInvariants, BadBatchesChangeNothing) {
   EXPECT_THROW(executor_->Position(b), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, StateInvariants,
-                         testing::Combine(testing::ValuesIn(AllModels()),
+INSTANTIATE_TEST_SUITE_P(Tiny, StateInvariants,
+                         testing::Combine(testing::ValuesIn(TinyModels()),
                                           testing::ValuesIn(AllBackends())),
+                         NameOf);
+// The interpreter would take minutes.
+INSTANTIATE_TEST_SUITE_P(Demo, StateInvariants,
+                         testing::Combine(testing::ValuesIn(DemoModels()),
+                                          testing::Values(Backend::kCpuF32, Backend::kCpuFast)),
                          NameOf);
 
 }  // namespace
