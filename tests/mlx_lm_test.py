@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-mx = pytest.importorskip("mlx.core", reason="mlx is not installed", exc_type=ImportError)
-utils = pytest.importorskip("mlx_lm.utils", reason="mlx-lm is not installed",
-                            exc_type=ImportError)
+try:
+    import mlx.core as mx
+    from mlx_lm import utils
+except ImportError as error:
+    pytest.skip(f"mlx or mlx-lm is not installed ({error})", allow_module_level=True)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ADDER_SHARED") or REPOSITORY.parent / "shared")
@@ -75,4 +77,5 @@ def test_logits_agree(case, arguments, tmp_path):
         theirs = model(mx.array([prompt]))[0].astype(mx.float32)
         assert theirs.shape == ours[f"logits_{i}"].shape
         error = mx.abs(theirs - ours[f"logits_{i}"]).max().item()
+        print(f"prompt {i}: largest difference {error:.2e}")
         assert error < TOLERANCE, f"prompt {i} of {len(prompt)} tokens: error {error}"

@@ -8,6 +8,7 @@
 
 #include "checkpoint/affine_quantization.h"
 #include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/mlx_config.h"
 #include "checkpoint/planned_tensors.h"
 #include "checkpoint/weight_store.h"
 #include "core/error.h"
@@ -72,8 +73,8 @@ class Quantizer {
       }
     }
     output_config_ = store_->config();
-    // Planned checkpoints have no optional tensors to tell a tied head from, so say it.
-    output_config_["tie_word_embeddings"] = source_.head.weight == source_.embedding;
+    // Planned checkpoints have no optional tensors to tell a tied head from; this states it too.
+    CompleteMlxConfig(source_, output_config_);
     target_ = family.build(JsonObject(output_config_, config.where()), TensorNames::Planned(true));
     CheckPlansCorrespond();
     for (const Block& block : target_.blocks) {
@@ -112,7 +113,7 @@ class Quantizer {
     CopyTextFiles();
     output_config_["quantization"] = quantization;
     output_config_["quantization_config"] = quantization;
-    WriteFile(options_.output / "config.json", output_config_.dump(2) + "\n");
+    WriteFile(options_.output / "config.json", PrintJson(output_config_));
     CheckpointWriter writer(options_.output, std::move(tensors), {{"format", "mlx"}});
     for (size_t i = 0; i < modules_.size(); ++i) {
       WriteModule(modules_[i], writer);

@@ -134,7 +134,7 @@ class Synthesizer {
       config_["quantization"] = quantization;
       config_["quantization_config"] = quantization;
     }
-    WriteFile(options_.output / "config.json", config_.dump(2) + "\n");
+    WriteFile(options_.output / "config.json", PrintJson(config_));
     CheckpointWriter writer(
         options_.output, std::move(tensors),
         {{"format", options_.bits != 0 ? "mlx" : "pt"}, {"adder_synthetic", kNotice}});

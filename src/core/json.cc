@@ -120,6 +120,32 @@ class BoundedBuilder : public nlohmann::json_sax<Json> {
   Json root_;
 };
 
+// Appends `value`, its lines indented by `indent` more than the first.
+void Print(const Json& value, const std::string& indent, std::string& out) {
+  if (!value.is_structured() || value.empty()) {
+    out += value.dump();
+    return;
+  }
+  if (value.is_object() && value.size() == 1 && value.begin().key() == "__float__") {
+    const Json& word = *value.begin();
+    if (word == "Infinity" || word == "-Infinity" || word == "NaN") {
+      out += word.get_ref<const std::string&>();
+      return;
+    }
+  }
+  const std::string inner = indent + "  ";
+  out += value.is_object() ? '{' : '[';
+  for (auto item = value.begin(); item != value.end(); ++item) {
+    out += item == value.begin() ? "\n" : ",\n";
+    out += inner;
+    if (value.is_object()) out += Json(item.key()).dump() + ": ";
+    Print(*item, inner, out);
+  }
+  out += '\n';
+  out += indent;
+  out += value.is_object() ? '}' : ']';
+}
+
 std::string Names(std::initializer_list<std::string_view> keys) {
   std::string text;
   for (std::string_view key : keys) {
@@ -156,6 +182,12 @@ Json ParseJson(std::string_view text, std::string_view source, int max_depth) {
 
 Json ReadJsonFile(const std::string& path, uint64_t max_bytes) {
   return ParseJson(ReadFile(path, max_bytes), path);
+}
+
+std::string PrintJson(const Json& value) {
+  std::string out;
+  Print(value, "", out);
+  return out + "\n";
 }
 
 JsonObject::JsonObject(const Json& value, std::string where)

@@ -23,6 +23,10 @@ Json ParseJson(std::string_view text, std::string_view source, int max_depth = 6
 // ReadFile + ParseJson.
 Json ReadJsonFile(const std::string& path, uint64_t max_bytes = uint64_t{1} << 28);
 
+// Text of `value` as Python's json module writes and reads it: the non-finite numbers that
+// ParseJson accepts are written as bare words again. Indented by two spaces, with a final newline.
+std::string PrintJson(const Json& value);
+
 // Typed, error-reporting access to one JSON object. Holds a pointer into a Json that must outlive
 // it.
 class JsonObject {

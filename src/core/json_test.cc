@@ -85,5 +85,25 @@ TEST(JsonObject, NestedObjectsCarryTheirPath) {
   EXPECT_EQ(MessageOf([&] { object.Object({"list"}); }), "c.json: list should hold a JSON object.");
 }
 
+TEST(PrintJson, WritesWhatItReadAndNonFiniteWordsBare) {
+  const std::string text = R"({
+  "limit": [
+    0.0,
+    Infinity,
+    -Infinity,
+    NaN
+  ],
+  "empty": {},
+  "nested \"name\"": {
+    "a": null
+  }
+}
+)";
+  EXPECT_EQ(PrintJson(ParseJson(text, "test")), text);
+  EXPECT_EQ(PrintJson(ParseJson(R"({"x": {"__float__": "Infinity"}})", "test")),
+            "{\n  \"x\": Infinity\n}\n");
+  EXPECT_EQ(PrintJson(Json(3)), "3\n");
+}
+
 }  // namespace
 }  // namespace adder
