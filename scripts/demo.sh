@@ -15,11 +15,13 @@ configure release
 build release adder
 
 cd "$repository"
-say "$adder generate -m models/demo -p \"$prompt\" -n 200 --temperature 0.8 --seed 7"
-"$adder" generate -m models/demo -p "$prompt" -n 200 --temperature 0.8 --seed 7
+story=("$adder" generate -m models/demo -p "$prompt" -n 200 --temperature 0.7 --top-p 0.95 --seed 3)
+say "$(printf '%q ' "${story[@]}")"
+printf '\n%s' "$prompt"
+"${story[@]}"
 
 if [ -t 0 ] && [ -t 1 ]; then
-  say "$adder run   (now it is your turn: type a beginning; /help lists commands, /quit ends)"
+  say "$adder run   (now it is your turn)"
   exec "$adder" run
 fi
 say "Done. To write with it yourself: $adder run"

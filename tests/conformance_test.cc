@@ -16,11 +16,13 @@ namespace {
 // A greedy step whose reference margin is smaller may go either way.
 constexpr float kTieMargin = 1e-3f;
 
-// In the fast mode a step must agree when its margin is this wide; the kit's logits have a standard
-// deviation of about 3.
-constexpr float kFastMargin = 1.0f;
-// Mean KL divergence in nats over all positions that the fast mode may show.
-constexpr double kFastKl = 0.05;
+// Bounds of the fast mode (int8 activations), about 1.5 to 2 times the worst that was measured over
+// the kit's quantised cases: mean KL 0.006 to 0.007 nats without experts and 0.019 with (a near tie
+// between experts can fall the other way); steps with another token than the reference had margins
+// of at most 0.95, on logits with a standard deviation of 3; 91% to 95% of all greedy steps agreed.
+constexpr double kFastKl = 0.04;
+constexpr float kFastMargin = 1.5f;
+constexpr double kFastAgreement = 0.85;
 
 // What comparing one model on one backend found.
 struct Findings {
@@ -93,6 +95,8 @@ TEST_P(Conformance, MatchesReference) {
   } else {
     EXPECT_LE(kl, kFastKl);
     EXPECT_LE(findings.widest_miss, kFastMargin);
+    EXPECT_GE(static_cast<double>(findings.agreed),
+              kFastAgreement * static_cast<double>(findings.steps));
   }
 }
 

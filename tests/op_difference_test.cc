@@ -11,11 +11,11 @@ namespace adder::test {
 namespace {
 
 // Relative error of an op's output in the Euclidean norm. f32: sums of n terms err by about
-// sqrt(n) * 2^-24 = 1e-6 at these sizes; a few layers amplify that a little.
-constexpr double kF32Tolerance = 2e-5;
-// Fast: activations as int8 err by about 1/(127 * sqrt(12)) of the group's largest value per
-// matmul, which is 1% of a typical one, and every layer adds its own.
-constexpr double kFastTolerance = 0.1;
+// sqrt(n) * 2^-24, 1e-6 at these sizes; a few layers amplify that a little. Measured: up to 1.4e-6.
+constexpr double kF32Tolerance = 1e-5;
+// Fast: rounding activations to int8 errs by about 1% of a typical one in every matmul, and layers
+// add up. Measured: up to 0.073.
+constexpr double kFastTolerance = 0.15;
 
 double ToleranceOf(Backend backend) { return IsExact(backend) ? kF32Tolerance : kFastTolerance; }
 
@@ -81,8 +81,12 @@ TEST_P(OpDifference, EveryOpMatchesTheInterpreter) {
             << ": worst op differs by " << worst << "\n";
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, OpDifference,
-                         testing::Combine(testing::ValuesIn(AllModels()),
+INSTANTIATE_TEST_SUITE_P(Tiny, OpDifference,
+                         testing::Combine(testing::ValuesIn(TinyModels()),
+                                          testing::Values(Backend::kCpuF32, Backend::kCpuFast)),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Demo, OpDifference,
+                         testing::Combine(testing::ValuesIn(DemoModels()),
                                           testing::Values(Backend::kCpuF32, Backend::kCpuFast)),
                          NameOf);
 

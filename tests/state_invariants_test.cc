@@ -1,8 +1,8 @@
 // What must hold of sequence state on every backend and for every model: cutting a prompt into
 // chunks, batching, copying, saving and restoring change nothing.
 //
-// Both backends compute each token with the same operations in the same order whatever else is in
-// the batch, so equality is bitwise throughout.
+// The interpreter and the CPU backend compute each token with the same operations in the same order
+// whatever else is in the batch, so equality is bitwise throughout.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -275,9 +275,14 @@ TEST_P(StateInvariants, BadBatchesChangeNothing) {
   EXPECT_THROW(executor_->Position(b), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, StateInvariants,
-                         testing::Combine(testing::ValuesIn(AllModels()),
+INSTANTIATE_TEST_SUITE_P(Tiny, StateInvariants,
+                         testing::Combine(testing::ValuesIn(TinyModels()),
                                           testing::ValuesIn(AllBackends())),
+                         NameOf);
+// The interpreter would take minutes.
+INSTANTIATE_TEST_SUITE_P(Demo, StateInvariants,
+                         testing::Combine(testing::ValuesIn(DemoModels()),
+                                          testing::Values(Backend::kCpuF32, Backend::kCpuFast)),
                          NameOf);
 
 }  // namespace

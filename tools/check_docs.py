@@ -4,8 +4,9 @@
 
 Looked at, in every Markdown file that git tracks unless files are given:
   - relative links [text](path) and their #anchors;
-  - paths below the top-level folders, in code spans and code blocks (`src/model/plan.h`, with *
-    as a wildcard); a path with a placeholder such as <name> or NAME is taken up to it;
+  - paths below the top-level folders (`src/model/plan.h`, with * as a wildcard), in code spans and
+    code blocks but not at the start of a "string", which may be meant relative to another folder;
+    a path with a placeholder such as <name> or NAME is taken up to it;
   - `--preset NAME` and `build/NAME/`, against CMakePresets.json;
   - `adder COMMAND --option` in code, against the help of BINARY (left out without --adder).
 Exits 1 with one line per finding, naming file and line.
@@ -91,7 +92,7 @@ class Checker:
         self._presets = {preset["name"] for preset in presets["configurePresets"]
                          if not preset.get("hidden")}
         names = "|".join(sorted(map(re.escape, self._folders), key=len, reverse=True))
-        self._path = re.compile(rf"(?<![\w/.$}}-])(?:\./)?((?:{names})/{_PATH_CHARACTERS}*)([<{{$…]?)")
+        self._path = re.compile(rf"(?<![\w/.$}}\"-])(?:\./)?((?:{names})/{_PATH_CHARACTERS}*)([<{{$…]?)")
 
     def check_file(self, document):
         """Yields (line number, problem) for one Markdown file."""

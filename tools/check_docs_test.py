@@ -49,6 +49,7 @@ def test_paths_in_code(check):
         "README.md:3: path src/model/gone.h: there is no such file or folder"]
     assert check("```\nless src/modle/<x>.cc\n```\n") == [
         "README.md:2: path src/modle: there is no such file or folder"]
+    assert check('```\nOpen("src/kit");\n```\n') == []
     assert check("Other people's `lib/src/gone.h` is not ours; src/gone.h is prose.\n") == []
 
 

@@ -121,7 +121,8 @@ void PrintText(const Options& options, const LoadedModel& model, const DecodeBen
 
 void Run(const Options& options) {
   const LoadedModel model = Load(options.model);
-  WarnBeyondMaxPositions(*model.plan, options.bench.prompt_tokens + options.bench.max_tokens);
+  CheckPositions(*model.plan, options.bench.prompt_tokens, options.bench.max_tokens,
+                 "lower --prompt-tokens or --max-tokens.");
   DecodeBenchResult result;
   {
     ProgressBar bar("Measuring");

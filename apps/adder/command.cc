@@ -93,11 +93,11 @@ const text::Tokenizer& RequireTokenizer(const LoadedModel& model) {
   return *model.tokenizer;
 }
 
-void WarnBeyondMaxPositions(const Plan& plan, int64_t positions) {
-  if (plan.max_positions == 0 || positions <= plan.max_positions) return;
-  std::cerr << "adder: warning: this makes a sequence of up to " << positions
-            << " tokens, but the model was made for " << plan.max_positions
-            << "; what comes after may be poor.\n";
+void CheckPositions(const Plan& plan, int64_t tokens, int64_t more, std::string_view advice) {
+  const int64_t positions = plan.max_positions;
+  if (positions == 0 || (tokens <= positions && more <= positions - tokens)) return;
+  Fail("The model has ", positions, " positions, which ", tokens, " tokens",
+       more > 0 ? Concat(" and ", more, " more") : std::string(), " would exceed; ", advice);
 }
 
 ProgressBar::ProgressBar(std::string label)

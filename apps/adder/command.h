@@ -65,8 +65,9 @@ LoadedModel Load(const ModelOptions& options);
 // The tokenizer, or an Error that says what works without one.
 const text::Tokenizer& RequireTokenizer(const LoadedModel& model);
 
-// A warning on stderr when `positions` go beyond what the model was made for.
-void WarnBeyondMaxPositions(const Plan& plan, int64_t positions);
+// Throws Error when a sequence of `tokens` tokens, continued by `more`, is longer than the model
+// was made for. `advice` ends the message.
+void CheckPositions(const Plan& plan, int64_t tokens, int64_t more, std::string_view advice);
 
 // --- output
 

@@ -76,10 +76,11 @@ void Run(const Options& options) {
   generation.stop_strings = options.stop;
   if (!options.ignore_eos) generation.end_ids = model.end_ids;
 
+  // The last token is written, not read, so it takes no position.
+  CheckPositions(*model.plan, static_cast<int64_t>(prompt.size()), options.max_tokens - 1,
+                 "shorten the prompt or lower --max-tokens.");
   GenerationSession session(*model.executor, model.tokenizer.get());
   session.Begin(prompt, generation);
-  const auto prompt_size = static_cast<int64_t>(prompt.size());
-  WarnBeyondMaxPositions(*model.plan, prompt_size);
   // Without a tokenizer the ids are the text.
   const char* separator = "";
   while (std::optional<GeneratedPiece> piece = session.Next()) {

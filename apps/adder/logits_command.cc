@@ -72,6 +72,10 @@ void Run(const Options& options) {
   const Program& program = model.executor->program();
   const auto prompts =
       ParsePrompts(ReadFile(options.prompts), options.prompts, program.plan->vocab);
+  for (const auto& prompt : prompts) {
+    CheckPositions(*program.plan, static_cast<int64_t>(prompt.size()), 0,
+                   Concat("shorten the prompt in ", options.prompts, "."));
+  }
   const bool logits = options.stop_after.empty();
   const int last_op =
       logits ? static_cast<int>(program.ops.size()) - 1 : program.FindOp(options.stop_after);

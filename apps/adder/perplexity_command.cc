@@ -27,6 +27,7 @@ void Run(const Options& options) {
   const int64_t max_positions = model.plan->max_positions;
   measure.window = options.window.value_or(
       max_positions > 0 ? std::min(max_positions, kDefaultWindow) : kDefaultWindow);
+  CheckPositions(*model.plan, measure.window, 0, "lower --window.");
   measure.begin_id = model.begin_id;
   if (measure.begin_id < 0 && !model.end_ids.empty()) measure.begin_id = model.end_ids.front();
   ProgressBar bar("Scoring");

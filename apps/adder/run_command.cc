@@ -1,4 +1,5 @@
 // adder run: writing together with a model, line by line.
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -109,9 +110,9 @@ class Conversation {
     generation.end_ids = model_.end_ids;
     generation.cancel = &InterruptFlag::raised();
     const auto tokens = static_cast<int64_t>(session_.tokens().size() + prompt.size());
-    if (!warned_ && model_.plan->max_positions > 0 && tokens > model_.plan->max_positions) {
-      WarnBeyondMaxPositions(*model_.plan, tokens);
-      warned_ = true;
+    CheckPositions(*model_.plan, tokens, 0, "/reset begins anew.");
+    if (const int64_t positions = model_.plan->max_positions; positions > 0) {
+      generation.max_tokens = std::min(max_tokens_, positions - tokens + 1);
     }
     const GenerationResult& result =
         session_.Generate(prompt, std::move(generation), [](const GeneratedPiece& piece) {
@@ -150,7 +151,6 @@ class Conversation {
   std::string written_;  // the end of the text, to see whether a space belongs behind it
   GenerationTimings last_;
   uint64_t replies_ = 0;
-  bool warned_ = false;
 };
 
 void Run(const Options& options) {

@@ -20,8 +20,11 @@ float StoreFloat(float value, DType dtype, std::byte* data, size_t index) {
 
 }  // namespace
 
-void QuantizeRow(std::span<const float> weights, int bits, int group_size, DType dtype,
+bool QuantizeRow(std::span<const float> weights, int bits, int group_size, DType dtype,
                  std::byte* packed, std::byte* scales, std::byte* biases) {
+  if (!std::all_of(weights.begin(), weights.end(), [](float w) { return std::isfinite(w); })) {
+    return false;
+  }
   const size_t cols = weights.size();
   const size_t group = static_cast<size_t>(group_size);
   const float largest_code = static_cast<float>((1u << bits) - 1u);
@@ -38,6 +41,7 @@ void QuantizeRow(std::span<const float> weights, int bits, int group_size, DType
     const float bias = edge_code == 0.0f ? 0.0f : edge;
     const float stored_scale = StoreFloat(scale, dtype, scales, g);
     const float stored_bias = StoreFloat(bias, dtype, biases, g);
+    if (!std::isfinite(stored_scale) || !std::isfinite(stored_bias)) return false;
     for (size_t i = 0; i < group; ++i) {
       // A scale that underflows to zero in f16 leaves the bias alone to represent the group.
       const float steps = stored_scale == 0.0f ? 0.0f : (w[i] - stored_bias) / stored_scale;
@@ -49,6 +53,7 @@ void QuantizeRow(std::span<const float> weights, int bits, int group_size, DType
       if (shifted > 0xffu) packed[bit / 8 + 1] |= static_cast<std::byte>(shifted >> 8);
     }
   }
+  return true;
 }
 
 }  // namespace adder

@@ -33,15 +33,20 @@ class Binder {
     CheckAllUsed();
     CheckAllRowsUsed();
     bound->storage = storage_;
-    bound->mapped = true;
+    // Pages of converted tables must not be given back as if a file stood behind them.
+    bound->mapped = storage_->converted.empty();
     return bound;
   }
 
  private:
-  // Rows of a tensor claimed by matrix parts; [0, 1) of a vector.
+  // Rows of a tensor claimed by matrix parts; a vector counts as one row.
   struct Claim {
     int64_t begin;
     int64_t end;
+  };
+  struct Claims {
+    int64_t rows = 0;
+    std::vector<Claim> ranges;
   };
 
   const TensorView& Get(const std::string& name, const std::string& expected) const {
@@ -74,14 +79,16 @@ class Binder {
     }
   }
 
-  void ClaimRows(const TensorView& tensor, int64_t begin, int64_t end) {
-    std::vector<Claim>& claims = claims_[tensor.name];
-    for (const Claim& claim : claims) {
+  // rows: how many the tensor has in all.
+  void ClaimRows(const TensorView& tensor, int64_t begin, int64_t end, int64_t rows) {
+    Claims& claims = claims_[tensor.name];
+    claims.rows = rows;
+    for (const Claim& claim : claims.ranges) {
       if (begin < claim.end && claim.begin < end) {
         Fail(tensor.file, ": the tensor ", tensor.name, " would be used twice.");
       }
     }
-    claims.push_back({begin, end});
+    claims.ranges.push_back({begin, end});
   }
 
   WeightMatrix BindMatrix(const MatrixRef& ref) {
@@ -100,7 +107,10 @@ class Binder {
   static Shape PartShape(const MatrixPart& part, int64_t cols) {
     return part.experts > 0 ? Shape{part.experts, part.rows, cols} : Shape{part.rows, cols};
   }
-  // First row of the part in the tensor seen as one matrix [experts * rows, cols].
+  // Rows of the tensor seen as one matrix [experts * rows, cols], and the part's first among them.
+  static int64_t TotalRows(const MatrixPart& part) {
+    return part.experts > 0 ? part.experts * part.rows : part.rows;
+  }
   static int64_t FirstRow(const MatrixPart& part) {
     return (part.experts > 0 ? part.expert * part.rows : 0) + part.row_begin;
   }
@@ -115,7 +125,7 @@ class Binder {
     }
     CheckFloat(tensor);
     CheckShape(tensor, shape);
-    ClaimRows(tensor, FirstRow(part), FirstRow(part) + part.row_count);
+    ClaimRows(tensor, FirstRow(part), FirstRow(part) + part.row_count, TotalRows(part));
     MatrixSegment segment;
     segment.rows = part.row_count;
     segment.cols = cols;
@@ -179,7 +189,7 @@ class Binder {
     segment.scales = scales.bytes.data() + first * group_bytes;
     segment.biases = biases.bytes.data() + first * group_bytes;
     for (const TensorView* tensor : {&packed, &scales, &biases}) {
-      ClaimRows(*tensor, first, first + part.row_count);
+      ClaimRows(*tensor, first, first + part.row_count, TotalRows(part));
     }
     CheckFinite(scales, segment.scales, segment.rows * segment.groups());
     CheckFinite(biases, segment.biases, segment.rows * segment.groups());
@@ -194,7 +204,7 @@ class Binder {
       if (std::find(part.shapes.begin(), part.shapes.end(), tensor.shape) == part.shapes.end()) {
         CheckShape(tensor, part.shapes.front());
       }
-      ClaimRows(tensor, 0, 1);
+      ClaimRows(tensor, 0, 1, 1);
       const int64_t count = *ElementCount(tensor.shape);
       CheckFinite(tensor, tensor.bytes.data(), count);
       for (int64_t i = 0; i < count; ++i) {
@@ -208,6 +218,10 @@ class Binder {
     for (float& value : values) {
       if (ref.transform == VectorTransform::kNegativeExp) value = -std::exp(value);
       if (ref.transform == VectorTransform::kPlusOne) value += 1.0f;
+      if (!std::isfinite(value)) {
+        Fail(store_->directory().string(), ": the tensor ", ref.parts.front().tensor,
+             " holds a value that is too large.");
+      }
     }
     return values;
   }
@@ -234,15 +248,11 @@ class Binder {
   // Rows of a tensor that a plan leaves unused would be silently lost.
   void CheckAllRowsUsed() const {
     for (const auto& [name, claims] : claims_) {
-      const TensorView& tensor = *store_->Find(name);
-      if (claims.size() == 1 && claims[0].end == 1) continue;
       int64_t used = 0;
-      for (const Claim& claim : claims) used += claim.end - claim.begin;
-      const int64_t rows =
-          tensor.shape.size() == 3 ? tensor.shape[0] * tensor.shape[1] : tensor.shape[0];
-      if (used != rows) {
-        Fail(tensor.file, ": of the ", rows, " rows of the tensor ", name, " only ", used,
-             " would be used.");
+      for (const Claim& claim : claims.ranges) used += claim.end - claim.begin;
+      if (used != claims.rows) {
+        Fail(store_->Find(name)->file, ": of the ", claims.rows, " rows of the tensor ", name,
+             " only ", used, " would be used.");
       }
     }
   }
@@ -267,7 +277,7 @@ class Binder {
   const Plan& plan_;
   QuantizationConfig quantization_;
   std::shared_ptr<Storage> storage_;
-  std::map<std::string, std::vector<Claim>> claims_;
+  std::map<std::string, Claims> claims_;
 };
 
 }  // namespace

@@ -114,9 +114,9 @@ std::vector<TestTensor> WithQuantizedFirst(int bits, int group_size, DType dtype
   for (size_t r = 0; r < 3; ++r) {
     std::vector<float> row(64);
     for (size_t k = 0; k < 64; ++k) row[k] = std::sin(static_cast<float>(r * 64 + k));
-    QuantizeRow(row, bits, group_size, dtype, packed.bytes.data() + r * row_bytes,
-                scales.bytes.data() + r * groups * DTypeSize(dtype),
-                biases.bytes.data() + r * groups * DTypeSize(dtype));
+    EXPECT_TRUE(QuantizeRow(row, bits, group_size, dtype, packed.bytes.data() + r * row_bytes,
+                            scales.bytes.data() + r * groups * DTypeSize(dtype),
+                            biases.bytes.data() + r * groups * DTypeSize(dtype)));
   }
   tensors[0] = packed;
   tensors.push_back(scales);
@@ -153,6 +153,57 @@ TEST_F(BindTest, OverridesApplyWithAndWithoutPrefix) {
                                R"(": {"bits": 8, "group_size": 64}}})";
     EXPECT_EQ(Bind(tensors, config)->matrices[0].segments[0].bits, 8) << name;
   }
+}
+
+TEST_F(BindTest, TheNearestOverrideWins) {
+  const std::vector<TestTensor> tensors = WithQuantizedFirst(8, 64, DType::kBF16);
+  const std::string config = R"({"quantization": {"bits": 4, "group_size": 32,
+      "first": {"bits": 2}, "model.m.first": {"bits": 8, "group_size": 64},
+      "rst": {"bits": 3}, "tower.model.m.first": {"bits": 5}}})";
+  EXPECT_EQ(Bind(tensors, config)->matrices[0].segments[0].bits, 8);
+}
+
+TEST_F(BindTest, ReadsDoublePrecisionAsSingle) {
+  std::vector<TestTensor> tensors = SmallTensors();
+  tensors[1].dtype = DType::kF64;
+  tensors[1].bytes.resize(2 * 64 * 8);
+  for (size_t i = 0; i < 128; ++i) {
+    const double value = 0.5 - static_cast<double>(i);
+    std::memcpy(tensors[1].bytes.data() + 8 * i, &value, 8);
+  }
+  const auto bound = Bind(tensors);
+  std::vector<float> row(64);
+  DequantizeRow(bound->matrices[0], 4, row.data());
+  EXPECT_EQ(row[3], 0.5f - 67.0f);
+  EXPECT_EQ(bound->matrices[0].segments[1].dtype, DType::kF32);
+  EXPECT_FALSE(bound->mapped);
+  EXPECT_TRUE(Bind(SmallTensors())->mapped);
+}
+
+TEST_F(BindTest, RowsAreUsedOnce) {
+  directory_.Write("config.json", "{}");
+  WriteTensors(directory_.path() / "model.safetensors",
+               {TestTensor::Float("m.weight", {5, 2}, 0, 1)});
+  const auto error = [&](int64_t begin, int64_t count) {
+    Plan plan;
+    plan.family = "test";
+    plan.AddMatrix({"top", 1, 2, {{"m", 5, 0, 1}}});
+    if (count > 0) plan.AddMatrix({"rest", count, 2, {{"m", 5, begin, count}}});
+    return ErrorOf([&] { BindWeights(WeightStore::Open(directory_.path()), plan); });
+  };
+  EXPECT_EQ(error(1, 4), "no error");
+  EXPECT_NE(error(1, 3).find("of the 5 rows of the tensor m.weight only 4 would be used"),
+            std::string::npos);
+  EXPECT_NE(error(0, 0).find("of the 5 rows of the tensor m.weight only 1 would be used"),
+            std::string::npos);
+  EXPECT_NE(error(0, 4).find("the tensor m.weight would be used twice"), std::string::npos);
+}
+
+TEST_F(BindTest, ValuesThatOverflowInTheTransformAreRefused) {
+  std::vector<TestTensor> tensors = SmallTensors();
+  tensors[4] = TestTensor::Float("A_log", {2}, 1000, 1);
+  EXPECT_NE(BindError(tensors).find("the tensor A_log holds a value that is too large"),
+            std::string::npos);
 }
 
 TEST_F(BindTest, QuantisationThatDoesNotFitIsRefused) {

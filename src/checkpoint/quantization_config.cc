@@ -1,5 +1,8 @@
 #include "checkpoint/quantization_config.h"
 
+#include <limits>
+#include <utility>
+
 #include "core/error.h"
 
 namespace adder {
@@ -57,10 +60,25 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config) {
 std::optional<QuantizationFormat> QuantizationConfig::FormatOf(const std::string& module) const {
   const auto exact = overrides_.find(module);
   if (exact != overrides_.end()) return exact->second;
+  // A name with the whole module in it says more than a part of the module's name; of either kind
+  // the one nearest in length counts.
+  const std::optional<QuantizationFormat>* nearest = &default_;
+  std::pair<bool, size_t> nearest_distance{true, std::numeric_limits<size_t>::max()};
   for (const auto& [name, format] : overrides_) {
-    if (IsSuffix(name, module) || IsSuffix(module, name)) return format;
+    std::pair<bool, size_t> distance;
+    if (IsSuffix(name, module)) {
+      distance = {false, name.size() - module.size()};
+    } else if (IsSuffix(module, name)) {
+      distance = {true, module.size() - name.size()};
+    } else {
+      continue;
+    }
+    if (distance < nearest_distance) {
+      nearest = &format;
+      nearest_distance = distance;
+    }
   }
-  return default_;
+  return *nearest;
 }
 
 }  // namespace adder

@@ -1,7 +1,9 @@
 #include "checkpoint/quantize.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <set>
 #include <thread>
 
 #include "checkpoint/affine_quantization.h"
@@ -74,6 +76,11 @@ class Quantizer {
     output_config_["tie_word_embeddings"] = source_.head.weight == source_.embedding;
     target_ = family.build(JsonObject(output_config_, config.where()), TensorNames::Planned(true));
     CheckPlansCorrespond();
+    for (const Block& block : target_.blocks) {
+      for (const Mixer& mixer : block.mixers) {
+        if (const MoeMlp* moe = std::get_if<MoeMlp>(&mixer)) routers_.insert(moe->router.weight);
+      }
+    }
   }
 
   void Write() {
@@ -142,8 +149,12 @@ class Quantizer {
   }
 
   int BitsOf(const PlannedModule& module) const {
-    const bool is_head = module.parts.front().matrix == target_.head.weight;
-    return is_head && options_.keep_head_bits != 0 ? options_.keep_head_bits : options_.bits;
+    const MatrixId matrix = module.parts.front().matrix;
+    if (matrix == target_.head.weight && options_.keep_head_bits != 0) {
+      return options_.keep_head_bits;
+    }
+    // A router is small, and an error in it picks other experts: mlx-lm keeps 8 bits too.
+    return routers_.contains(matrix) ? 8 : options_.bits;
   }
 
   DType ModuleDType(const PlannedModule& module) const {
@@ -181,19 +192,36 @@ class Quantizer {
     std::vector<std::byte> scales(rows * group_bytes);
     std::vector<std::byte> biases(rows * group_bytes);
     for (const ModuleRows& part : module.parts) {
+      std::atomic<int64_t> bad_row{-1};  // threads must not throw
       ParallelRows(part.count, [&](int64_t begin, int64_t end) {
         std::vector<float> weights(static_cast<size_t>(module.cols));
         for (int64_t r = begin; r < end; ++r) {
           DequantizeRow(SourceOf(part), part.matrix_row + r, weights.data());
           const size_t row = static_cast<size_t>(part.tensor_row + r);
-          QuantizeRow(weights, bits, options_.group_size, dtype, packed.data() + row * row_bytes,
-                      scales.data() + row * group_bytes, biases.data() + row * group_bytes);
+          if (!QuantizeRow(weights, bits, options_.group_size, dtype,
+                           packed.data() + row * row_bytes, scales.data() + row * group_bytes,
+                           biases.data() + row * group_bytes)) {
+            bad_row = part.matrix_row + r;
+          }
         }
       });
+      if (bad_row >= 0) {
+        Fail(options_.model.string(), ": the tensor ", SourceTensor(part.matrix, bad_row),
+             " holds a value that is not finite or too large to be quantised.");
+      }
     }
     writer.Append(packed);
     writer.Append(scales);
     writer.Append(biases);
+  }
+
+  // The name of the source tensor that holds a row of a matrix.
+  std::string SourceTensor(MatrixId matrix, int64_t row) const {
+    for (const MatrixPart& part : source_.matrices[static_cast<size_t>(matrix)].parts) {
+      if (row < part.row_count) return part.bare_name ? part.module : part.module + ".weight";
+      row -= part.row_count;
+    }
+    return source_.matrices[static_cast<size_t>(matrix)].label;
   }
 
   void CheckDType(const MatrixSegment& segment, DType dtype, const PlannedModule& module) const {
@@ -267,6 +295,7 @@ class Quantizer {
   std::shared_ptr<const BoundWeights> weights_;
   Json output_config_;
   std::vector<PlannedModule> modules_;
+  std::set<MatrixId> routers_;
 };
 
 }  // namespace

@@ -16,10 +16,11 @@ struct QuantizeOptions {
 };
 
 // Writes names and layouts that mlx-lm loads: weights quantised row by row, everything else copied
-// in its own dtype. A matrix whose input width `group_size` does not divide stays as it is and is
-// listed as not quantised. Tokenizer and generation files are copied. Memory stays within one
-// module. Throws Error for bad options, an input that is already quantised, or a bad checkpoint; a
-// directory that was begun is left without model.safetensors.
+// in its own dtype. Routers of experts get 8 bits, as mlx-lm gives them. A matrix whose input width
+// `group_size` does not divide stays as it is and is listed as not quantised. Tokenizer and
+// generation files are copied. Memory stays within one module. Throws Error for bad options, an
+// input that is already quantised, or a bad checkpoint; a directory that was begun is left without
+// model.safetensors.
 void QuantizeCheckpoint(const QuantizeOptions& options);
 
 }  // namespace adder

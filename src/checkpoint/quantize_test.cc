@@ -116,14 +116,15 @@ TEST(Quantize, EveryWeightSurvivesWithinAStep) {
     const WeightMatrix& original = source.weights->matrices[m];
     const WeightMatrix& quantized = result.weights->matrices[m];
     const bool is_head = static_cast<MatrixId>(m) == result.plan.head.weight;
+    const bool is_router = source.plan.matrices[m].label.find("router") != std::string::npos;
     std::vector<float> a(static_cast<size_t>(original.cols)), b(a.size());
     for (const MatrixSegment& segment : quantized.segments) {
-      EXPECT_EQ(segment.bits, is_head ? 8 : 4) << source.plan.matrices[m].label;
+      EXPECT_EQ(segment.bits, is_head || is_router ? 8 : 4) << source.plan.matrices[m].label;
     }
     // Uniform weights of deviation 1/sqrt(cols) span 2 sqrt(3 / cols). Half a step of rounding, up
     // to half a step more at the far end of the range, 2^-9 of scale (times the code) and bias.
     const float reach = std::sqrt(3.0f / static_cast<float>(original.cols));
-    const float step = 2 * reach / (is_head ? 255.0f : 15.0f);
+    const float step = 2 * reach / (is_head || is_router ? 255.0f : 15.0f);
     for (int64_t r = 0; r < original.rows; ++r) {
       DequantizeRow(original, r, a.data());
       DequantizeRow(quantized, r, b.data());
@@ -154,6 +155,30 @@ TEST(Quantize, LeavesWidthsThatGroupsDoNotDivide) {
       result.weights->matrices[static_cast<size_t>(moe->gate_up[2])].segments[0].quantized());
   EXPECT_NE(ReadFile(options.output / "config.json").find("\"mode\": \"affine\""),
             std::string::npos);
+}
+
+TEST(Quantize, NamesTheTensorOfAWeightThatIsNotFinite) {
+  const TemporaryDirectory directory;
+  QuantizeOptions options;
+  options.model = WriteSource(directory);
+  options.output = directory.path() / "quantized";
+  const std::string name = "model.layers.1.block_sparse_moe.input_linear.weight";
+  const std::filesystem::path path = options.model / "model.safetensors";
+  std::string bytes = ReadFile(path);
+  {
+    const auto store = WeightStore::Open(options.model);
+    const std::span<const std::byte> tensor = store->Find(name)->bytes;
+    const std::string pattern(reinterpret_cast<const char*>(tensor.data()), tensor.size());
+    const size_t place = bytes.find(pattern);
+    ASSERT_NE(place, std::string::npos);
+    bytes.replace(place + tensor.size() - 2, 2, "\xc0\x7f");  // a bf16 NaN in the last row
+  }
+  WriteFile(path, bytes);
+  EXPECT_NE(ErrorOf([&] {
+              QuantizeCheckpoint(options);
+            }).find("the tensor " + name + " holds a value that is not finite"),
+            std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(options.output / "model.safetensors"));
 }
 
 TEST(Quantize, RefusesBadRequests) {

@@ -1,6 +1,7 @@
 #include "checkpoint/safetensors.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <set>
@@ -12,19 +13,6 @@
 namespace adder {
 namespace {
 
-// Reads a non-negative integer; JSON numbers such as 1e3 or -1 are refused.
-bool ReadSize(const Json& value, uint64_t& size) {
-  if (!value.is_number_integer()) return false;
-  if (value.is_number_unsigned()) {
-    size = value.get<uint64_t>();
-    return true;
-  }
-  const int64_t number = value.get<int64_t>();
-  if (number < 0) return false;
-  size = static_cast<uint64_t>(number);
-  return true;
-}
-
 // Bytes of a tensor, or an Error naming it.
 uint64_t TensorBytes(const std::string& name, DType dtype, const Shape& shape,
                      const std::string& file) {
@@ -34,6 +22,192 @@ uint64_t TensorBytes(const std::string& name, DType dtype, const Shape& shape,
     Fail(file, ": the tensor ", name, " has the absurd shape ", ShapeString(shape), ".");
   }
   return static_cast<uint64_t>(bytes);
+}
+
+// Most dimensions of a tensor that are accepted.
+constexpr size_t kMaxRank = 8;
+
+// Reads the header event by event. A tree of the whole JSON text would need many times the header's
+// size, which a hostile file could make 100 MB; this keeps the tensors alone.
+class HeaderReader : public nlohmann::json_sax<Json> {
+ public:
+  HeaderReader(std::span<const std::byte> data, const std::string& file)
+      : data_(data), file_(file) {}
+
+  std::vector<TensorView> Take() { return std::move(tensors_); }
+
+  bool null() override { return Unexpected("null"); }
+  bool boolean(bool value) override { return Unexpected(value ? "true" : "false"); }
+  bool number_integer(number_integer_t value) override { return Unexpected(Concat(value)); }
+  bool number_float(number_float_t, const string_t& text) override { return Unexpected(text); }
+  bool binary(binary_t&) override { return false; }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (place_ == Place::kShape && tensor_.shape.size() < kMaxRank && value <= INT64_MAX) {
+      tensor_.shape.push_back(static_cast<int64_t>(value));
+    } else if (place_ == Place::kOffsets && offset_count_ < 2) {
+      offsets_[offset_count_++] = value;
+    } else {
+      Unexpected(Concat(value));
+    }
+    return true;
+  }
+
+  bool string(string_t& value) override {
+    if (place_ == Place::kMetadata) return true;
+    if (place_ != Place::kTensor || field_ != "dtype") return Unexpected('"' + Start(value) + '"');
+    if (!ParseDType(value, tensor_.dtype)) {
+      Fail(file_, ": the tensor ", tensor_.name, " has the unknown dtype \"", Start(value), "\".");
+    }
+    return true;
+  }
+
+  bool start_object(std::size_t) override {
+    if (place_ == Place::kStart) {
+      place_ = Place::kHeader;
+    } else if (place_ == Place::kHeader) {
+      place_ = tensor_.name == "__metadata__" ? Place::kMetadata : Place::kTensor;
+    } else {
+      Unexpected("an object");
+    }
+    return true;
+  }
+
+  bool key(string_t& name) override {
+    if (place_ == Place::kHeader) {
+      tensor_ = TensorView();
+      tensor_.name = std::move(name);
+      tensor_.file = file_;
+      has_dtype_ = has_shape_ = has_offsets_ = false;
+    } else if (place_ == Place::kTensor) {
+      field_ = std::move(name);
+      bool* const seen = field_ == "dtype"          ? &has_dtype_
+                         : field_ == "shape"        ? &has_shape_
+                         : field_ == "data_offsets" ? &has_offsets_
+                                                    : nullptr;
+      if (seen == nullptr || *seen) {
+        Fail(file_, ": the tensor ", tensor_.name, " has the field \"", Start(field_),
+             seen == nullptr ? "\", which is unknown." : "\" twice.");
+      }
+      *seen = true;
+    }
+    return true;
+  }
+
+  bool end_object() override {
+    if (place_ == Place::kTensor) AddTensor();
+    place_ = Place::kHeader;
+    return true;
+  }
+
+  bool start_array(std::size_t) override {
+    if (place_ == Place::kTensor && field_ == "shape") {
+      place_ = Place::kShape;
+    } else if (place_ == Place::kTensor && field_ == "data_offsets") {
+      place_ = Place::kOffsets;
+      offset_count_ = 0;
+    } else {
+      Unexpected("an array");
+    }
+    return true;
+  }
+
+  bool end_array() override {
+    place_ = Place::kTensor;
+    return true;
+  }
+
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::detail::exception& error) override {
+    Fail(file_, ": the header is not valid JSON near byte ", position, ": ", Start(error.what()),
+         ".");
+  }
+
+ private:
+  // Where in the header the reader is.
+  enum class Place { kStart, kHeader, kMetadata, kTensor, kShape, kOffsets };
+
+  // Enough of a text for a message.
+  static std::string Start(const std::string& text) {
+    return text.size() <= 200 ? text : text.substr(0, 200) + "...";
+  }
+
+  // Throws the Error for a value that cannot be where it stands.
+  [[noreturn]] bool Unexpected(const std::string& value) const {
+    switch (place_) {
+      case Place::kStart:
+        Fail(file_, ": the header should hold a JSON object.");
+      case Place::kHeader:
+        Fail(file_, ": the entry ", tensor_.name, " of the header should be a JSON object, it is ",
+             value, ".");
+      case Place::kMetadata:
+        Fail(file_, ": __metadata__ should hold texts only, it holds ", value, ".");
+      case Place::kShape:
+        if (tensor_.shape.size() < kMaxRank) {
+          Fail(file_, ": the shape of the tensor ", tensor_.name, " has the bad size ", value, ".");
+        }
+        [[fallthrough]];
+      case Place::kTensor:
+        if (field_ == "shape") {
+          Fail(file_, ": the shape of the tensor ", tensor_.name, " should be an array of at most ",
+               kMaxRank, " sizes.");
+        }
+        Fail(file_, ": the tensor ", tensor_.name, " has the bad ", field_, " ", value, ".");
+      case Place::kOffsets:
+        break;
+    }
+    Fail(file_, ": the tensor ", tensor_.name, " has bad data_offsets: ", value,
+         " where two offsets should be.");
+  }
+
+  void AddTensor() {
+    if (!has_dtype_ || !has_shape_ || !has_offsets_) {
+      Fail(file_, ": the tensor ", tensor_.name, " lacks dtype, shape or data_offsets.");
+    }
+    const uint64_t needed = TensorBytes(tensor_.name, tensor_.dtype, tensor_.shape, file_);
+    const auto [begin, end] = offsets_;
+    if (offset_count_ != 2 || begin > end) {
+      Fail(file_, ": the tensor ", tensor_.name,
+           " has bad data_offsets; they should be its begin and its end.");
+    }
+    if (end > data_.size()) {
+      Fail(file_, ": the tensor ", tensor_.name, " ends at byte ", end,
+           " of the data, of which there are ", data_.size(),
+           ". The file is truncated or its header is wrong.");
+    }
+    if (end - begin != needed) {
+      Fail(file_, ": the tensor ", tensor_.name, " of dtype ", DTypeName(tensor_.dtype),
+           " and shape ", ShapeString(tensor_.shape), " needs ", needed,
+           " bytes, its data_offsets hold ", end - begin, ".");
+    }
+    tensor_.bytes = data_.subspan(begin, end - begin);
+    tensors_.push_back(std::move(tensor_));
+  }
+
+  std::span<const std::byte> data_;
+  const std::string& file_;
+  std::vector<TensorView> tensors_;
+  Place place_ = Place::kStart;
+  TensorView tensor_;  // the one being read
+  std::string field_;  // of it
+  bool has_dtype_ = false, has_shape_ = false, has_offsets_ = false;
+  std::array<uint64_t, 2> offsets_{};
+  size_t offset_count_ = 0;
+};
+
+// Names are unique: compared in sorted order, without a copy of them.
+void CheckUnique(const std::vector<TensorView>& tensors, const std::string& file) {
+  std::vector<const TensorView*> sorted;
+  sorted.reserve(tensors.size());
+  for (const TensorView& tensor : tensors) sorted.push_back(&tensor);
+  std::sort(sorted.begin(), sorted.end(),
+            [](const TensorView* a, const TensorView* b) { return a->name < b->name; });
+  const auto twice = std::adjacent_find(
+      sorted.begin(), sorted.end(),
+      [](const TensorView* a, const TensorView* b) { return a->name == b->name; });
+  if (twice != sorted.end()) {
+    Fail(file, ": the header lists the tensor ", (*twice)->name, " twice.");
+  }
 }
 
 struct Range {
@@ -95,56 +269,10 @@ std::vector<TensorView> ParseSafetensors(std::span<const std::byte> bytes,
   }
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + 8, header_size);
   const std::span<const std::byte> data = bytes.subspan(8 + header_size);
-  const Json header = ParseJson(text, file + " (header)", 4);
-  if (!header.is_object()) Fail(file, ": the header should hold a JSON object.");
-
-  std::vector<TensorView> tensors;
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") {
-      if (!entry.is_object()) Fail(file, ": __metadata__ should hold a JSON object.");
-      continue;
-    }
-    TensorView tensor;
-    tensor.name = name;
-    tensor.file = file;
-    if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
-        !entry.contains("data_offsets")) {
-      Fail(file, ": the tensor ", name, " lacks dtype, shape or data_offsets.");
-    }
-    const Json& dtype = entry["dtype"];
-    if (!dtype.is_string() || !ParseDType(dtype.get_ref<const std::string&>(), tensor.dtype)) {
-      Fail(file, ": the tensor ", name, " has the unknown dtype ", dtype.dump(), ".");
-    }
-    const Json& shape = entry["shape"];
-    if (!shape.is_array() || shape.size() > 8) {
-      Fail(file, ": the shape of the tensor ", name, " should be an array of at most 8 sizes.");
-    }
-    for (const Json& dim : shape) {
-      uint64_t size = 0;
-      if (!ReadSize(dim, size) || size > static_cast<uint64_t>(INT64_MAX)) {
-        Fail(file, ": the shape of the tensor ", name, " has the bad size ", dim.dump(), ".");
-      }
-      tensor.shape.push_back(static_cast<int64_t>(size));
-    }
-    const uint64_t needed = TensorBytes(name, tensor.dtype, tensor.shape, file);
-    const Json& offsets = entry["data_offsets"];
-    uint64_t begin = 0, end = 0;
-    if (!offsets.is_array() || offsets.size() != 2 || !ReadSize(offsets[0], begin) ||
-        !ReadSize(offsets[1], end) || begin > end) {
-      Fail(file, ": the tensor ", name, " has bad data_offsets ", offsets.dump(), ".");
-    }
-    if (end > data.size()) {
-      Fail(file, ": the tensor ", name, " ends at byte ", end, " of the data, of which there are ",
-           data.size(), ". The file is truncated or its header is wrong.");
-    }
-    if (end - begin != needed) {
-      Fail(file, ": the tensor ", name, " of dtype ", DTypeName(tensor.dtype), " and shape ",
-           ShapeString(tensor.shape), " needs ", needed, " bytes, its data_offsets hold ",
-           end - begin, ".");
-    }
-    tensor.bytes = data.subspan(begin, end - begin);
-    tensors.push_back(std::move(tensor));
-  }
+  HeaderReader reader(data, file);
+  Json::sax_parse(text.begin(), text.end(), &reader);
+  std::vector<TensorView> tensors = reader.Take();
+  CheckUnique(tensors, file);
   CheckCoverage(tensors, data, file);
   return tensors;
 }

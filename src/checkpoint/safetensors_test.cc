@@ -44,14 +44,30 @@ TEST(ParseSafetensors, RefusesDamagedFilesNamingFileAndTensor) {
   long_header[0] = 100;
   EXPECT_NE(ErrorOf([&] { Parse(long_header); }).find("is longer than the file (10 bytes)"),
             std::string::npos);
-  EXPECT_NE(ParseError("{\"a\":", "").find("x.safetensors (header) is not valid JSON"),
+  EXPECT_NE(ParseError("{\"a\":", "").find("x.safetensors: the header is not valid JSON near byte"),
             std::string::npos);
   EXPECT_EQ(ParseError("[]", ""), "x.safetensors: the header should hold a JSON object.");
-  EXPECT_NE(ParseError(std::string(1000, '['), "").find("nested deeper"), std::string::npos);
+  EXPECT_NE(ParseError("{\"a\":" + std::string(1000, '['), "").find("it is an array"),
+            std::string::npos);
   EXPECT_EQ(ParseError(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                        R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
                        "x"),
-            "x.safetensors (header) has the key \"a\" twice in one object.");
+            "x.safetensors: the header lists the tensor a twice.");
+  EXPECT_EQ(ParseError(R"({"a":{"dtype":"U8","dtype":"U8"}})", "x"),
+            "x.safetensors: the tensor a has the field \"dtype\" twice.");
+  EXPECT_EQ(ParseError(R"({"a":{"dtype":"U8","strides":[1]}})", "x"),
+            "x.safetensors: the tensor a has the field \"strides\", which is unknown.");
+  EXPECT_EQ(ParseError(R"({"a":{"dtype":{}}})", "x"),
+            "x.safetensors: the tensor a has the bad dtype an object.");
+  EXPECT_EQ(ParseError(R"({"a":7})", "x"),
+            "x.safetensors: the entry a of the header should be a JSON object, it is 7.");
+  EXPECT_EQ(ParseError(R"({"__metadata__":{"n":7}})", ""),
+            "x.safetensors: __metadata__ should hold texts only, it holds 7.");
+  EXPECT_EQ(ParseError(R"({"__metadata__":{"n":{}}})", ""),
+            "x.safetensors: __metadata__ should hold texts only, it holds an object.");
+  EXPECT_NE(ParseError("{} {}", "").find("is not valid JSON near byte 4"), std::string::npos);
+  EXPECT_NE(ParseError("{\"\xff\":{}}", "").find("is not valid JSON"), std::string::npos);
+  EXPECT_LT(ParseError("[\"" + std::string(100000, 'x'), "").size(), 500u);
   EXPECT_EQ(ParseError(R"({"a":{"dtype":"U8","shape":[1]}})", "x"),
             "x.safetensors: the tensor a lacks dtype, shape or data_offsets.");
   EXPECT_EQ(ParseError(R"({"a":{"dtype":"F17","shape":[1],"data_offsets":[0,1]}})", "x"),
@@ -75,6 +91,14 @@ TEST(ParseSafetensors, RefusesLyingSizes) {
             std::string::npos);
   EXPECT_NE(ParseError(with("[2]", "[8,0]"), data).find("bad data_offsets"), std::string::npos);
   EXPECT_NE(ParseError(with("[2]", "[0]"), data).find("bad data_offsets"), std::string::npos);
+  EXPECT_NE(ParseError(with("[2]", "[0,8,9]"), data).find("bad data_offsets: 9"),
+            std::string::npos);
+  EXPECT_NE(ParseError(with("[2]", "[0,\"8\"]"), data).find("bad data_offsets: \"8\""),
+            std::string::npos);
+  EXPECT_NE(ParseError(with("[1,1,1,1,1,1,1,1,2]", "[0,8]"), data).find("at most 8 sizes"),
+            std::string::npos);
+  EXPECT_NE(ParseError(with("[[2]]", "[0,8]"), data).find("the bad size an array"),
+            std::string::npos);
   EXPECT_NE(ParseError(with("[2]", "[4,12]"), data).find("ends at byte 12 of the data"),
             std::string::npos);
   EXPECT_NE(ParseError(with("[1]", "[0,4]"), data).find("4 bytes at the end belong to no tensor"),

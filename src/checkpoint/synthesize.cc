@@ -218,7 +218,8 @@ class Synthesizer {
     for (const VectorPart& part : vector.parts) {
       const uint64_t stream = NextStream();
       Generate<uint16_t>(*ElementCount(part.shapes.front()), writer, [&](uint64_t i) {
-        return FloatToBF16(VectorValue(role, Uniform(stream, i)));
+        const float value = VectorValue(role, Uniform(stream, i));
+        return FloatToBF16(vector.transform == VectorTransform::kPlusOne ? value - 1.0f : value);
       });
     }
   }

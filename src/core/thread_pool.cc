@@ -21,6 +21,9 @@ constexpr std::chrono::microseconds kSpin{100};
 // Ranges per thread: enough that a thread which was held up does not hold up the others.
 constexpr int64_t kRangesPerThread = 8;
 
+// In place of the next range: nothing may be taken. Larger than any number of ranges.
+constexpr uint32_t kClosed = UINT32_MAX;
+
 void CpuRelax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -93,14 +96,18 @@ void ThreadPool::Run(int64_t count, int64_t grain, Call call, const void* callab
     call(callable, 0, count, 0);
     return;
   }
-  call_.store(call, std::memory_order_relaxed);
-  callable_.store(callable, std::memory_order_relaxed);
-  count_.store(count, std::memory_order_relaxed);
-  range_size_.store(size, std::memory_order_relaxed);
-  ranges_.store(static_cast<uint32_t>(ranges), std::memory_order_relaxed);
+  // Close the loop before: a late worker still holding its cursor could otherwise take a range of
+  // this loop between the stores below. Each of them releases, so a worker that sees one of the new
+  // values also sees the closed cursor and fails to take a range.
+  const uint32_t epoch = EpochOf(cursor_.load(std::memory_order_relaxed)) + 1;
+  cursor_.store((uint64_t{epoch - 1} << 32) | kClosed, std::memory_order_relaxed);
+  call_.store(call, std::memory_order_release);
+  callable_.store(callable, std::memory_order_release);
+  count_.store(count, std::memory_order_release);
+  range_size_.store(size, std::memory_order_release);
+  ranges_.store(static_cast<uint32_t>(ranges), std::memory_order_release);
   ranges_done_.store(0, std::memory_order_relaxed);
   failed_.store(false, std::memory_order_relaxed);
-  const uint32_t epoch = EpochOf(cursor_.load(std::memory_order_relaxed)) + 1;
   // Sequentially consistent with sleepers_: either a worker going to sleep sees the new epoch, or
   // its registration is seen here.
   cursor_.store(uint64_t{epoch} << 32);
@@ -124,13 +131,14 @@ void ThreadPool::Run(int64_t count, int64_t grain, Call call, const void* callab
 void ThreadPool::Work(int thread) {
   uint64_t cursor = cursor_.load(std::memory_order_acquire);
   for (;;) {
-    const Call call = call_.load(std::memory_order_relaxed);
-    const void* callable = callable_.load(std::memory_order_relaxed);
-    const int64_t count = count_.load(std::memory_order_relaxed);
-    const int64_t size = range_size_.load(std::memory_order_relaxed);
+    const Call call = call_.load(std::memory_order_acquire);
+    const void* callable = callable_.load(std::memory_order_acquire);
+    const int64_t count = count_.load(std::memory_order_acquire);
+    const int64_t size = range_size_.load(std::memory_order_acquire);
     const auto range = static_cast<uint32_t>(cursor);
-    if (range >= ranges_.load(std::memory_order_relaxed)) return;
-    // Success means that the loop of this epoch is still unfinished, so the fields above are its.
+    if (range >= ranges_.load(std::memory_order_acquire)) return;
+    // Success means that the cursor has not moved since it was read, so the fields above are those
+    // of its loop: they change only while the cursor is closed.
     if (!cursor_.compare_exchange_weak(cursor, cursor + 1, std::memory_order_acq_rel,
                                        std::memory_order_acquire)) {
       continue;

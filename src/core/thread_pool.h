@@ -56,7 +56,7 @@ class ThreadPool {
   void WaitForNewLoop(uint32_t seen);
 
   // The loop being run. The fields are atomics because a late worker may read them while the next
-  // loop is being set up; it then fails to take a range (the epoch in cursor_ has moved on).
+  // loop is being set up; it then fails to take a range (cursor_ was closed before).
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> callable_{nullptr};
   std::atomic<int64_t> count_{0};

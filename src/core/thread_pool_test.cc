@@ -47,6 +47,21 @@ TEST(ThreadPoolTest, LoopsFollowEachOther) {
   for (int64_t value : values) EXPECT_EQ(value, 1500);
 }
 
+// A worker held up between two loops, the second with more ranges than the first, must take no
+// range of the second with what it read of the first.
+TEST(ThreadPoolTest, LoopsOfUnlikeSizesRunEachRangeOnce) {
+  ThreadPool pool(4);
+  std::vector<std::atomic<int>> visits(32);
+  for (int round = 0; round < 30000; ++round) {
+    const int64_t count = round % 2 == 0 ? 2 : 32;
+    for (auto& visit : visits) visit.store(0, std::memory_order_relaxed);
+    pool.ParallelFor(count, 1, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) ++visits[static_cast<size_t>(i)];
+    });
+    for (int64_t i = 0; i < 32; ++i) ASSERT_EQ(visits[static_cast<size_t>(i)], i < count ? 1 : 0);
+  }
+}
+
 TEST(ThreadPoolTest, ExceptionReachesTheCaller) {
   ThreadPool pool(3);
   for (int round = 0; round < 20; ++round) {

@@ -44,7 +44,7 @@ class CpuExecutor : public Executor {
       : program_((VerifyProgram(program), std::move(program))),
         quantize_(options.compute == Compute::kFast),
         pool_(CountThreads(options)),
-        weights_(*program_.weights, pool_),
+        weights_(*program_.weights, pool_, options.progress),
         state_(program_.layout),
         buffers_(program_.buffers.size()),
         matmul_scratch_(static_cast<size_t>(pool_.threads())),

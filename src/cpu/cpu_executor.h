@@ -1,6 +1,7 @@
 // The CPU backend.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "program/executor.h"
@@ -15,6 +16,8 @@ enum class Compute {
 struct CpuOptions {
   int threads = 0;  // 0: one per physical core available to the process
   Compute compute = Compute::kFast;
+  // Called as weights are repacked, with the part that is done, in [0, 1]. May be empty.
+  std::function<void(double fraction)> progress;
 };
 
 // Repacks quantised weights for the kernels; releases the mapped source pages as it goes, so that

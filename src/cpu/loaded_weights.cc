@@ -58,7 +58,8 @@ int64_t LoadedMatrix::bytes() const {
   return total;
 }
 
-LoadedWeights::LoadedWeights(const BoundWeights& weights, ThreadPool& pool) {
+LoadedWeights::LoadedWeights(const BoundWeights& weights, ThreadPool& pool,
+                             const std::function<void(double fraction)>& progress) {
   matrices_.resize(weights.matrices.size());
   for (const WeightMatrix& source : weights.matrices) {
     for (const MatrixSegment& segment : source.segments) {
@@ -99,6 +100,9 @@ LoadedWeights::LoadedWeights(const BoundWeights& weights, ThreadPool& pool) {
       matrix.segments.push_back(loaded);
     }
     Load(source, weights.mapped, pool, matrix);
+    if (progress && memory_bytes_ > 0) {
+      progress(static_cast<double>(used) / static_cast<double>(memory_bytes_));
+    }
   }
 }
 

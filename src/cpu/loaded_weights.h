@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "core/thread_pool.h"
@@ -37,8 +38,10 @@ struct LoadedMatrix {
 class LoadedWeights {
  public:
   // Repacks in slabs and gives the mapped source pages back after each, so that a model is never in
-  // memory twice. `weights` must outlive this object.
-  LoadedWeights(const BoundWeights& weights, ThreadPool& pool);
+  // memory twice. `weights` must outlive this object. `progress` (may be empty) is told the part of
+  // the repacking that is done, in [0, 1].
+  LoadedWeights(const BoundWeights& weights, ThreadPool& pool,
+                const std::function<void(double fraction)>& progress = {});
   ~LoadedWeights();
   LoadedWeights(const LoadedWeights&) = delete;
   LoadedWeights& operator=(const LoadedWeights&) = delete;

@@ -128,8 +128,9 @@ int32_t Sampler::SampleCandidates() {
   };
   // Top-p is a share of all the probability, so it is measured before min-p takes tokens away.
   const double enough = parameters_.top_p < 1 ? parameters_.top_p * sum_of_weights() : INFINITY;
+  const double least = parameters_.min_p;
   std::erase_if(candidates_, [&](const Candidate& candidate) {
-    return candidate.weight < static_cast<double>(parameters_.min_p);
+    return candidate.weight == 0 || candidate.weight < least;
   });
 
   // A heap gives the ranking one by one: sorting a whole vocabulary would cost more than the rest.

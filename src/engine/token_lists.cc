@@ -14,8 +14,8 @@ constexpr size_t kQuotedBytes = 40;
 
 // A value for an error message, cut to a readable length.
 std::string Quote(std::string_view value) {
-  if (value.size() <= kQuotedBytes) return "\"" + std::string(value) + "\"";
-  return "\"" + std::string(value.substr(0, kQuotedBytes)) + "...\"";
+  const bool whole = value.size() <= kQuotedBytes;
+  return Concat('"', value.substr(0, kQuotedBytes), whole ? "\"" : "...\"");
 }
 
 std::string_view Trim(std::string_view text) {

@@ -24,6 +24,7 @@ std::unique_ptr<Executor> MakeExecutor(Program program, const LoadOptions& optio
   CpuOptions cpu;
   cpu.threads = options.threads;
   cpu.compute = options.compute;
+  cpu.progress = options.progress;
   return MakeCpuExecutor(std::move(program), cpu);
 }
 

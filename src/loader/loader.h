@@ -38,7 +38,8 @@ struct LoadOptions {
   Device device = Device::kCpu;
   Compute compute = Compute::kFast;
   int threads = 0;  // 0: one per core
-  // Called as loading goes on, with the part that is done, in [0, 1]. May be empty.
+  // Called as weights are loaded, which takes nearly all the time, with the part that is done, in
+  // [0, 1]. May be empty.
   std::function<void(double fraction)> progress;
 };
 

@@ -100,10 +100,9 @@ const std::vector<TestModel>& DemoModels() {
   return models;
 }
 
-std::vector<TestModel> AllModels() {
+std::vector<TestModel> TinyModels() {
   std::vector<TestModel> models = KitModels();
   for (const SyntheticModel& synthetic : SyntheticModels()) models.push_back({synthetic.name, {}});
-  models.insert(models.end(), DemoModels().begin(), DemoModels().end());
   return models;
 }
 

@@ -27,8 +27,8 @@ std::ostream& operator<<(std::ostream& out, const TestModel& model);
 const std::vector<TestModel>& KitModels();
 // The demo model, when the repository has it.
 const std::vector<TestModel>& DemoModels();
-// All models: kit, synthetic, demo.
-std::vector<TestModel> AllModels();
+// Kit and synthetic models: small enough for many runs of the interpreter.
+std::vector<TestModel> TinyModels();
 
 // Opens, plans, binds and lowers.
 Program LoadProgram(const TestModel& model);

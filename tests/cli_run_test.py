@@ -1,0 +1,174 @@
+"""adder run: at a terminal (a pseudo-terminal here) and at the end of a pipe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+import unittest
+
+from cli_support import ADDER, DEMO, ERROR, LIMIT_SECONDS, CommandTest, adder, needs_demo
+
+CTRL_C = b"\x03"
+CTRL_D = b"\x04"
+
+
+class Terminal:
+    """adder run on a pseudo-terminal of its own."""
+
+    def __init__(self, *arguments: str, env: dict[str, str]) -> None:
+        self.process, self.master = pty.fork()
+        if self.process == 0:
+            os.execve(ADDER, [str(ADDER), "run", *arguments],
+                      {**os.environ, "TERM": "xterm", **env})
+        self.output = b""
+
+    def send(self, data: bytes) -> None:
+        os.write(self.master, data)
+
+    def read_some(self, seconds: float) -> bool:
+        """Takes what is there; False when nothing came or the program has ended."""
+        if not select.select([self.master], [], [], seconds)[0]:
+            return False
+        try:
+            data = os.read(self.master, 65536)
+        except OSError:  # the other side is closed
+            return False
+        self.output += data
+        return bool(data)
+
+    def wait_for(self, words: bytes, start: int = 0) -> int:
+        """Reads until `words` come after position `start`; the position behind them."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while (at := self.output.find(words, start)) < 0:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {words!r} in {self.output[start:]!r}")
+            if not self.read_some(1.0) and self.ended():
+                raise AssertionError(f"ended without {words!r}: {self.output[start:]!r}")
+        return at + len(words)
+
+    def ended(self) -> bool:
+        return self.exit_code(block=False) is not None
+
+    def exit_code(self, block: bool = True) -> int | None:
+        """The exit code, or the negative signal, once the program has ended."""
+        if not hasattr(self, "status"):
+            deadline = time.monotonic() + LIMIT_SECONDS
+            while True:
+                pid, status = os.waitpid(self.process, os.WNOHANG)
+                if pid:
+                    self.status = os.waitstatus_to_exitcode(status)
+                    break
+                if not block or time.monotonic() > deadline:
+                    return None
+                self.read_some(0.05)
+        return self.status
+
+    def close(self) -> None:
+        if not self.ended():
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
+        os.close(self.master)
+
+
+@needs_demo
+class TerminalTest(CommandTest):
+    """Keys and commands."""
+
+    def open(self, *arguments: str) -> Terminal:
+        terminal = Terminal("-m", str(DEMO), *arguments,
+                            env={"XDG_STATE_HOME": str(self.folder / "state")})
+        self.addCleanup(terminal.close)
+        terminal.wait_for(b"> ")
+        return terminal
+
+    def test_commands_and_history(self) -> None:
+        terminal = self.open("-n", "4", "--seed", "1")
+        terminal.send(b"/help\n")
+        at = terminal.wait_for(b"/reset")
+        terminal.send(b"Once upon a time\n")
+        at = terminal.wait_for(b"\n> ", terminal.wait_for(b"Once upon a time", at))
+        terminal.send(b"/stats\n")
+        at = terminal.wait_for(b"tok/s", at)
+        terminal.send(b"/nonsense\n")
+        at = terminal.wait_for(b"/help", terminal.wait_for(b"/nonsense", at))
+        terminal.send(b"/quit\n")
+        self.assertEqual(terminal.exit_code(), 0)
+        history = (self.folder / "state/adder/history").read_text()
+        self.assertIn("upon", history)
+
+    def test_control_c_stops_a_reply_not_the_program(self) -> None:
+        terminal = self.open("-n", "1000", "--temperature", "1", "--seed", "3")
+        terminal.send(b"Once upon a time\n")
+        at = terminal.wait_for(b"\n", terminal.wait_for(b"Once upon a time"))
+        while len(terminal.output) < at + 20:
+            self.assertTrue(terminal.read_some(LIMIT_SECONDS))
+        terminal.send(CTRL_C)
+        at = terminal.wait_for(b"> ", at)
+        self.assertLess(len(terminal.output[:at].split()), 900)
+        terminal.send(b"/stats\n")
+        terminal.wait_for(b"tok/s", at)
+        terminal.send(b"/quit\n")
+        self.assertEqual(terminal.exit_code(), 0)
+
+    def test_control_c_clears_the_line_and_control_d_quits(self) -> None:
+        terminal = self.open("-n", "4")
+        terminal.send(b"/quit")
+        at = terminal.wait_for(b"/quit")
+        terminal.send(CTRL_C)
+        at = terminal.wait_for(b"> ", at)
+        # Were "/quit" still there, this would be an unknown command that begins with it.
+        terminal.send(b"/help\n")
+        terminal.wait_for(b"/reset", at)
+        self.assertFalse(terminal.ended())
+        terminal.send(CTRL_D)
+        self.assertEqual(terminal.exit_code(), 0)
+
+
+@needs_demo
+class PipeTest(CommandTest):
+    """Standard input that is no terminal."""
+
+    def test_lines_continue_one_sequence(self) -> None:
+        flags = ("run", "-m", DEMO, "-n", "8", "--temperature", "0")
+        one = self.succeed(*flags, stdin="Once upon a time\n")
+        again = self.succeed(*flags, stdin="Once upon a time\n/reset\nOnce upon a time\n")
+        self.assertEqual(again.count(one.strip()), 2)
+        continued = self.succeed(*flags, stdin="Once upon a time\nOnce upon a time\n")
+        self.assertTrue(continued.startswith(one.rstrip("\n")))
+        self.assertNotEqual(continued.count(one.strip()), 2)
+
+    def test_quit_and_end_of_input(self) -> None:
+        self.assertNotIn("tok/s", self.succeed("run", "-m", DEMO, stdin="/quit\n/stats\n"))
+        self.succeed("run", "-m", DEMO, stdin="")
+        self.assertIn("tok/s", self.succeed("run", "-m", DEMO, stdin="/stats"))
+
+    def test_demo_model_is_the_default(self) -> None:
+        self.assertIn("/reset", self.succeed("run", stdin="/help\n"))
+        self.assertIn("/reset", self.succeed("run", stdin="/help\n",
+                                             env={"ADDER_DEMO_MODEL": str(DEMO)}))
+
+    def test_interrupted_at_a_pipe(self) -> None:
+        """Ctrl-C during a reply ends the reply; the rest of the input is still read."""
+        process = subprocess.Popen([ADDER, "run", "-m", DEMO, "-n", "1000", "--seed", "3"],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        process.stdin.write(b"Once upon a time\n")
+        process.stdin.flush()
+        self.assertTrue(process.stdout.read(20))
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(b"/stats\n", timeout=LIMIT_SECONDS)
+        self.assertEqual(process.returncode, 0)
+        self.assertIn(b"tok/s", output)
+
+    def test_bad_values(self) -> None:
+        self.fail_with(ERROR, ["max-tokens"], "run", "-m", DEMO, "-n", "0", stdin="")
+        self.fail_with(ERROR, ["temperature"], "run", "-m", DEMO, "--temperature", "-1", stdin="x")
+        self.assertEqual(adder("run", "-m", DEMO, "--threads", "-2").returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,94 @@
+"""What the tests of the adder command share.
+
+They drive the binary that the environment variable ADDER_BINARY names (default: the release build)
+on the demo model and on the tiny checkpoints of the conformance kit (ADDER_SHARED, default
+../shared). What is not there is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import unittest
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ADDER = Path(os.environ.get("ADDER_BINARY", ROOT / "build/release/apps/adder/adder"))
+SHARED = Path(os.environ.get("ADDER_SHARED", ROOT.parent / "shared"))
+DEMO = ROOT / "models/demo"
+CASE = SHARED / "conformance/models/granitemoehybrid_dense"
+TOKENIZERS = SHARED / "conformance/tokenizers"
+GEOMETRY = SHARED / "geometries/mamba2-130m.json"
+LIMIT_SECONDS = 300
+
+ERROR = 1
+USAGE = 2
+
+needs_demo = unittest.skipUnless((DEMO / "model.safetensors").exists(), f"no demo model at {DEMO}")
+needs_kit = unittest.skipUnless(CASE.exists(), f"no conformance kit at {SHARED} (ADDER_SHARED)")
+
+
+def adder(
+    *arguments: object, stdin: str = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs adder and returns what it wrote and its exit code."""
+    return subprocess.run(
+        [str(ADDER), *map(str, arguments)],
+        input=stdin,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+
+def read_tensors(path: Path) -> dict[str, tuple[list[int], array.array]]:
+    """Shape and values of the F32 and I32 tensors of a safetensors file."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        values = array.array("f" if entry["dtype"] == "F32" else "i")
+        values.frombytes(data[8 + length + begin : 8 + length + end])
+        tensors[name] = (entry["shape"], values)
+    return tensors
+
+
+@unittest.skipUnless(ADDER.exists(), f"no adder at {ADDER}; build it or set ADDER_BINARY")
+class CommandTest(unittest.TestCase):
+    """Helpers: a temporary folder, and what to expect of a run."""
+
+    def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="adder-cli-"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def succeed(self, *arguments: object, **options: object) -> str:
+        """Standard output of a run that must succeed."""
+        done = adder(*arguments, **options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def fail_with(self, code: int, words: Sequence[str], *arguments: object, **options) -> None:
+        """A run must end with `code` and one message that holds all the words."""
+        done = adder(*arguments, **options)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.assertTrue(done.stderr.startswith("adder: "), done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+    def file(self, name: str, contents: str) -> Path:
+        """A file in the temporary folder."""
+        path = self.folder / name
+        path.write_text(contents, encoding="utf-8")
+        return path
