@@ -32,7 +32,11 @@ void BM_Matmul(benchmark::State& state) {
   std::vector<MatmulScratch> scratch(1);
   int64_t next = 0;
   for (auto _ : state) {
-    const MatmulJob job{&loaded.matrix(static_cast<int32_t>(next)), &input, {y.data(), rows}};
+    MatmulJob job;
+    job.matrix = &loaded.matrix(static_cast<int32_t>(next));
+    job.input = &input;
+    job.output.data = y.data();
+    job.output.stride = rows;
     RunMatmuls({&job, 1}, pool, scratch);
     next = (next + 1) % copies;
   }
