@@ -61,6 +61,13 @@ Program Lowered(const Plan& plan, const std::vector<RandomFormat>& formats) {
   return LowerPlan(std::make_shared<const Plan>(plan), MakeRandomWeights(plan, formats, 11));
 }
 
+std::unique_ptr<Executor> MakeCpu(const Program& program, int threads, Compute compute) {
+  CpuOptions options;
+  options.threads = threads;
+  options.compute = compute;
+  return MakeCpuExecutor(program, options);
+}
+
 std::vector<float> AllLogits(const Executor& executor) {
   std::vector<float> all;
   for (int64_t i = 0; i < executor.LogitsCount(); ++i) {
@@ -107,7 +114,7 @@ TEST_P(CpuExecutorOnEveryTarget, F32EqualsTheReferenceToRounding) {
   for (const bool experts : {false, true}) {
     const Program program = Lowered(HybridPlan(experts, experts ? "rope" : "nope"), kMixed);
     const auto reference = MakeInterpreter(program);
-    const auto cpu = MakeCpuExecutor(program, {2, Compute::kF32});
+    const auto cpu = MakeCpu(program, 2, Compute::kF32);
     const std::vector<int32_t> tokens = SomeTokens(75);
     const std::vector<float> expected = RunInPieces(*reference, tokens, {75});
     const std::vector<float> actual = RunInPieces(*cpu, tokens, {75});
@@ -121,7 +128,7 @@ TEST_P(CpuExecutorOnEveryTarget, F32EqualsTheReferenceToRounding) {
 TEST_P(CpuExecutorOnEveryTarget, EveryOpEqualsTheReference) {
   const Program program = Lowered(HybridPlan(true, "rope"), kMixed);
   const auto reference = MakeInterpreter(program);
-  const auto cpu = MakeCpuExecutor(program, {2, Compute::kF32});
+  const auto cpu = MakeCpu(program, 2, Compute::kF32);
   const std::vector<int32_t> tokens = SomeTokens(9);
   for (int op = 0; op < static_cast<int>(program.ops.size()); ++op) {
     const SequenceId a = reference->CreateSequence();
@@ -140,8 +147,8 @@ TEST_P(CpuExecutorOnEveryTarget, ResultsDoNotDependOnChunksThreadsOrBatch) {
   for (const Compute compute : {Compute::kFast, Compute::kF32}) {
     const Program program = Lowered(HybridPlan(true, "rope"), kMixed);
     const std::vector<int32_t> tokens = SomeTokens(70);
-    const auto one = MakeCpuExecutor(program, {1, compute});
-    const auto three = MakeCpuExecutor(program, {3, compute});
+    const auto one = MakeCpu(program, 1, compute);
+    const auto three = MakeCpu(program, 3, compute);
     const std::vector<float> whole = RunInPieces(*one, tokens, {70});
     EXPECT_EQ(whole, RunInPieces(*one, tokens, {}));
     EXPECT_EQ(whole, RunInPieces(*three, tokens, {1, 2, 3, 13, 7}));
@@ -163,10 +170,8 @@ TEST_P(CpuExecutorOnEveryTarget, ResultsDoNotDependOnChunksThreadsOrBatch) {
 TEST_P(CpuExecutorOnEveryTarget, FastModeStaysNearF32) {
   const Program program = Lowered(HybridPlan(false, "rope"), {{4, 32, DType::kBF16}});
   const std::vector<int32_t> tokens = SomeTokens(40);
-  const std::vector<float> exact =
-      RunInPieces(*MakeCpuExecutor(program, {1, Compute::kF32}), tokens, {40});
-  const std::vector<float> fast =
-      RunInPieces(*MakeCpuExecutor(program, {1, Compute::kFast}), tokens, {40});
+  const std::vector<float> exact = RunInPieces(*MakeCpu(program, 1, Compute::kF32), tokens, {40});
+  const std::vector<float> fast = RunInPieces(*MakeCpu(program, 1, Compute::kFast), tokens, {40});
   double error = 0;
   double size = 0;
   for (size_t i = 0; i < exact.size(); ++i) {
@@ -184,7 +189,7 @@ ADDER_ON_EVERY_TARGET(CpuExecutorOnEveryTarget);
 TEST(CpuExecutorTest, LongAndShortPrompts) {
   const Program program = Lowered(HybridPlan(false, "rope"), kMixed);
   const auto reference = MakeInterpreter(program);
-  const auto cpu = MakeCpuExecutor(program, {2, Compute::kF32});
+  const auto cpu = MakeCpu(program, 2, Compute::kF32);
   for (int count : {1, 2, 3, 300}) {
     const std::vector<int32_t> tokens = SomeTokens(count);
     const SequenceId a = reference->CreateSequence();
@@ -197,7 +202,7 @@ TEST(CpuExecutorTest, LongAndShortPrompts) {
 }
 
 TEST(CpuExecutorTest, BadBatchesAreRefusedAndChangeNothing) {
-  const auto cpu = MakeCpuExecutor(Lowered(HybridPlan(false, "nope"), kMixed), {2, Compute::kFast});
+  const auto cpu = MakeCpu(Lowered(HybridPlan(false, "nope"), kMixed), 2, Compute::kFast);
   const SequenceId sequence = cpu->CreateSequence();
   const std::vector<int32_t> good = {1, 2};
   const std::vector<int32_t> bad = {1, 101};
@@ -214,7 +219,7 @@ TEST(CpuExecutorTest, BadBatchesAreRefusedAndChangeNothing) {
 
 // A restored or copied sequence continues bit for bit.
 TEST(CpuExecutorTest, SnapshotsContinueExactly) {
-  const auto cpu = MakeCpuExecutor(Lowered(HybridPlan(false, "rope"), kMixed), {2, Compute::kFast});
+  const auto cpu = MakeCpu(Lowered(HybridPlan(false, "rope"), kMixed), 2, Compute::kFast);
   const std::vector<int32_t> tokens = SomeTokens(80);
   const SequenceId sequence = cpu->CreateSequence();
   cpu->Forward({{sequence, std::span(tokens).first(67), LogitsRows::kNone}});

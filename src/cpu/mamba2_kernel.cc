@@ -13,6 +13,7 @@
 #include "hwy/highway.h"
 
 #include "cpu/simd_inl.h"
+#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace adder {
@@ -22,6 +23,8 @@ inline constexpr auto kStep = static_cast<int64_t>(kLanes);
 // Tokens per pass over the state: their y and dt*x strips stay in registers (four of each, twice
 // that with two vectors per strip on AVX-512).
 inline constexpr int64_t kScanTokens = 4;
+// How far ahead of its use the state is asked for, in floats.
+inline constexpr int64_t kPrefetchFloats = 512;
 
 // kLanes channels, or the first `count` when the row ends.
 HWY_INLINE VF LoadChannels(const float* from, int64_t count) {
@@ -118,6 +121,10 @@ HWY_INLINE void ScanStrip(float* state, int64_t d_state, int64_t head_dim, int64
     for (int v = 0; v < kVectors; ++v) y[t][v] = hn::Zero(df);
   }
   for (int64_t n = 0; n < d_state; ++n, state += head_dim) {
+    // A single step streams the state from memory; longer runs find it in the cache.
+    if (kTokens == 1) {
+      for (int v = 0; v < kVectors; ++v) hwy::Prefetch(state + kPrefetchFloats + v * kStep);
+    }
     VF h[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       h[v] =

@@ -124,9 +124,8 @@ void MultiplyTile(const UnpackedBlock& block, size_t part, int64_t cols, int gro
                   const int8_t* x, const float* x_scales, const float* x_sums, VF* out) {
   const DF df;
   const DI di;
-  const D8 d8;
   const int64_t groups = cols / group_size;
-  const int quads = group_size / 4;
+  const int64_t units = group_size / kUnitColumns;
   const uint8_t* w = block.bytes + part * static_cast<size_t>(cols) * kLanes;
   const float* scales = block.scales + part * kLanes;
   const float* biases = block.biases + part * kLanes;
@@ -135,11 +134,8 @@ void MultiplyTile(const UnpackedBlock& block, size_t part, int64_t cols, int gro
   for (int64_t g = 0; g < groups; ++g) {
     VI dots[kTokens];
     for (int t = 0; t < kTokens; ++t) dots[t] = hn::Zero(di);
-    for (int j = 0; j < quads; ++j, w += kLanes * 4, x += 4 * kTokens) {
-      const V8 q = hn::Load(d8, w);
-      for (int t = 0; t < kTokens; ++t) {
-        dots[t] = DotQuads<kBits>(dots[t], q, x + 4 * t);
-      }
+    for (int64_t u = 0; u < units; ++u, w += 8 * kLanes * 4, x += kUnitColumns * kTokens) {
+      DotUnit<kBits, kTokens>(w, x, dots);
     }
     const VF scale = hn::Load(df, scales + g * 16);
     const VF bias = hn::Load(df, biases + g * 16);
@@ -184,8 +180,8 @@ void MultiplyLastTile(const UnpackedBlock& unpacked, const PackedMatrix& matrix,
   }
 }
 
-// How the dot product of a tile treats weights of this many bits: only 8-bit ones are special.
-constexpr int DotBits(int bits) { return bits == 8 ? 8 : 6; }
+// How the dot products of a tile treat weights of this many bits (DotUnit).
+constexpr int DotBits(int bits) { return bits == 8 ? 8 : bits <= 4 ? 4 : 6; }
 
 template <int kBits>
 void MultiplyMany(const PackedMatrix& matrix, int64_t block_begin, int64_t block_end,

@@ -77,6 +77,39 @@ HWY_INLINE VF Silu(VF x) {
   return hn::Div(x, hn::Add(hn::Set(df, 1.0f), e));
 }
 
+// x86 without VNNI multiplies bytes in pairs that are summed in 16 bits.
+#define ADDER_X86_PAIRS                                                                           \
+  (HWY_ARCH_X86 && (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || \
+                    HWY_TARGET == HWY_SSSE3))
+
+// The four bytes at `quad` in every 32-bit lane.
+HWY_INLINE VI BroadcastQuad(const int8_t* quad) {
+  int32_t four;
+  std::memcpy(&four, quad, sizeof(four));
+  return hn::Set(DI(), four);
+}
+
+#if ADDER_X86_PAIRS
+#if HWY_TARGET == HWY_AVX3
+#define ADDER_X86(op) _mm512_##op
+#elif HWY_TARGET == HWY_AVX2
+#define ADDER_X86(op) _mm256_##op
+#else
+#define ADDER_X86(op) _mm_##op
+#endif
+
+using V16 = hn::Vec<hn::RebindToSigned<D16>>;
+
+// w0 x0 + w1 x1 in each 16-bit lane. Exact while w has at most 6 bits: 2 * 63 * 127 = 16002.
+HWY_INLINE V16 PairProducts(V8 w, const int8_t* quad) {
+  return V16{ADDER_X86(maddubs_epi16)(w.raw, BroadcastQuad(quad).raw)};
+}
+HWY_INLINE VI AddPairs(VI acc, V16 pairs) {
+  return VI{
+      ADDER_X86(add_epi32)(acc.raw, ADDER_X86(madd_epi16)(pairs.raw, ADDER_X86(set1_epi16)(1)))};
+}
+#endif
+
 // Adds the four products of each 32-bit lane: acc += w0 x0 + w1 x1 + w2 x2 + w3 x3, with w unsigned
 // of at most kBits bits and the four bytes at `quad` as x, in [-127, 127]. Exact on every target.
 template <int kBits>
@@ -89,28 +122,12 @@ HWY_INLINE VI DotQuads(VI acc, V8 w, const int8_t* quad) {
       : "+v"(acc.raw)
       : "v"(w.raw), "m"(*reinterpret_cast<const AliasedInt*>(quad)));
   return acc;
-#else
-  int32_t four;
-  std::memcpy(&four, quad, sizeof(four));
-  const VI x = hn::Set(DI(), four);
-#if HWY_ARCH_X86 && (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || \
-                     HWY_TARGET == HWY_SSSE3)
-#if HWY_TARGET == HWY_AVX3
-#define ADDER_X86(op) _mm512_##op
-  const auto ones = _mm512_set1_epi16(1);
-#elif HWY_TARGET == HWY_AVX2
-#define ADDER_X86(op) _mm256_##op
-  const auto ones = _mm256_set1_epi16(1);
-#else
-#define ADDER_X86(op) _mm_##op
-  const auto ones = _mm_set1_epi16(1);
-#endif
+#elif ADDER_X86_PAIRS
   if constexpr (kBits <= 6) {
-    // A pair of products is at most 2 * 63 * 127 = 16002: no saturation in 16 bits.
-    const auto pairs = ADDER_X86(maddubs_epi16)(w.raw, x.raw);
-    return VI{ADDER_X86(add_epi32)(acc.raw, ADDER_X86(madd_epi16)(pairs, ones))};
+    return AddPairs(acc, PairProducts(w, quad));
   } else {
     const D16 d16;
+    const VI x = BroadcastQuad(quad);
     const auto w16 = hn::BitCast(d16, w);
     const auto w_even = hn::And(w16, hn::Set(d16, uint16_t{0xff}));
     const auto w_odd = hn::ShiftRight<8>(w16);
@@ -120,9 +137,9 @@ HWY_INLINE VI DotQuads(VI acc, V8 w, const int8_t* quad) {
                                           ADDER_X86(madd_epi16)(w_odd.raw, x_odd));
     return VI{ADDER_X86(add_epi32)(acc.raw, sum)};
   }
-#undef ADDER_X86
-#elif HWY_TARGET == HWY_NEON
+#elif HWY_ARCH_ARM_A64
   // 255 * 127 fits in 16 bits, so a product of two bytes does.
+  const VI x = BroadcastQuad(quad);
   const uint16x8_t w16 = vreinterpretq_u16_u8(w.raw);
   const int16x8_t x16 = vreinterpretq_s16_s32(x.raw);
   const int16x8_t w_even = vreinterpretq_s16_u16(vandq_u16(w16, vdupq_n_u16(0xff)));
@@ -132,6 +149,7 @@ HWY_INLINE VI DotQuads(VI acc, V8 w, const int8_t* quad) {
   return VI{vpadalq_s16(vpadalq_s16(acc.raw, vmulq_s16(w_even, x_even)), vmulq_s16(w_odd, x_odd))};
 #else
   const DI di;
+  const VI x = BroadcastQuad(quad);
   const VI wi = hn::BitCast(di, w);
   const VI low = hn::Set(di, 0xff);
   acc = hn::Add(acc, hn::Mul(hn::And(wi, low), hn::ShiftRight<24>(hn::ShiftLeft<24>(x))));
@@ -141,8 +159,36 @@ HWY_INLINE VI DotQuads(VI acc, V8 w, const int8_t* quad) {
       acc, hn::Mul(hn::And(hn::ShiftRight<16>(wi), low), hn::ShiftRight<24>(hn::ShiftLeft<8>(x))));
   return hn::Add(acc, hn::Mul(hn::And(hn::ShiftRight<24>(wi), low), hn::ShiftRight<24>(x)));
 #endif
-#endif
 }
+
+// Adds the dot products of one unit (8 quads of weights at `w`, kLanes * 4 bytes each) with kTokens
+// tokens, whose quads lie side by side at `x`: [8][kTokens][4].
+template <int kBits, int kTokens>
+HWY_INLINE void DotUnit(const uint8_t* w, const int8_t* x, VI (&dots)[kTokens]) {
+  const D8 d8;
+#if ADDER_X86_PAIRS
+  if constexpr (kBits <= 4) {
+    // Eight pair sums of 4-bit weights stay below 8 * 2 * 15 * 127 = 30480: one widening per unit.
+    V16 pairs[kTokens];
+    for (V16& pair : pairs) pair = hn::Zero(hn::RebindToSigned<D16>());
+    // Unrolled, the compiler would gather all products before it adds them, and run out of
+    // registers.
+    int quads = 8;
+    asm("" : "+r"(quads));
+    for (int j = 0; j < quads; ++j, w += kLanes * 4, x += 4 * kTokens) {
+      const V8 q = hn::Load(d8, w);
+      for (int t = 0; t < kTokens; ++t) pairs[t] = hn::Add(pairs[t], PairProducts(q, x + 4 * t));
+    }
+    for (int t = 0; t < kTokens; ++t) dots[t] = AddPairs(dots[t], pairs[t]);
+    return;
+  }
+#endif
+  for (int j = 0; j < 8; ++j, w += kLanes * 4, x += 4 * kTokens) {
+    const V8 q = hn::Load(d8, w);
+    for (int t = 0; t < kTokens; ++t) dots[t] = DotQuads<kBits>(dots[t], q, x + 4 * t);
+  }
+}
+#undef ADDER_X86
 
 // The kLanes rows of `part` of a unit (packed_matrix.h): q[j] holds the bytes of quad j.
 template <int kBits>
