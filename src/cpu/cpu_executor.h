@@ -17,7 +17,7 @@ struct CpuOptions {
   int threads = 0;  // 0: one per physical core available to the process
   Compute compute = Compute::kFast;
   // Called as weights are repacked, with the part that is done, in [0, 1]. May be empty.
-  std::function<void(double fraction)> progress = {};
+  std::function<void(double fraction)> progress = nullptr;
 };
 
 // Repacks quantised weights for the kernels; releases the mapped source pages as it goes, so that

@@ -94,7 +94,9 @@ TEST_F(ModelPath, NamesThatAreNoModel) {
   for (const char* name : {"", "model", "a/b/c", "../a", "a/..", "./a", "a/", "/a", "a//b", "a/b/",
                            "a b/c", "a/b\n", "-a/b", "a--b/c"}) {
     EXPECT_FALSE(IsHubName(name)) << name;
-    if (!fs::is_directory(name)) EXPECT_THROW(ResolveModelPath(name), Error) << name;
+    if (!fs::is_directory(name)) {
+      EXPECT_THROW(ResolveModelPath(name), Error) << name;
+    }
   }
   EXPECT_TRUE(IsHubName("ibm-granite/granite-4.0-h-350m"));
 }
