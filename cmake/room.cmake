@@ -44,12 +44,17 @@ function(adder_room NAME)
 endfunction()
 
 # adder_test(NAME SOURCES files... DEPS targets... [LABELS labels...]): a GoogleTest binary registered
-# with ctest; its label is "unit" unless given (the others in use: conformance, e2e).
+# with ctest; its label is "unit" unless given (the other in use: conformance). The target adder_tests
+# builds all of them.
 function(adder_test NAME)
   cmake_parse_arguments(TEST "" "" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(${NAME} ${TEST_SOURCES})
   target_link_libraries(${NAME} PRIVATE ${TEST_DEPS} GTest::gtest GTest::gtest_main)
   target_compile_definitions(${NAME} PRIVATE ADDER_SOURCE_DIR="${ADDER_ROOT}")
+  if(NOT TARGET adder_tests)
+    add_custom_target(adder_tests)
+  endif()
+  add_dependencies(adder_tests ${NAME})
   if(NOT TEST_LABELS)
     set(TEST_LABELS unit)
   endif()

@@ -22,10 +22,6 @@ if [ -z "$(find "$(clang++ -print-resource-dir)" "${runtime:-/nonexistent}" \
   install_packages "libclang-rt-$clang_version-dev"
 fi
 
-say "Build (fuzz, $(build_jobs) jobs)"
-configure fuzz
-build fuzz
-
 cd "$repository"
 targets=("$@")
 if [ ${#targets[@]} -eq 0 ]; then
@@ -34,6 +30,11 @@ if [ ${#targets[@]} -eq 0 ]; then
   done
 fi
 [ ${#targets[@]} -gt 0 ] || die "there is no fuzz/fuzz_*.cc: nothing to fuzz."
+
+say "Build (fuzz, $(build_jobs) jobs)"
+configure fuzz
+build fuzz "${targets[@]}"
+
 share=$((seconds / ${#targets[@]}))
 [ "$share" -ge 1 ] || share=1
 

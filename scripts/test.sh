@@ -22,7 +22,8 @@ python_env
 
 say "Build ($preset, $(build_jobs) jobs; the first time takes minutes, later ones seconds)"
 configure "$preset"
-build "$preset"
+# The Python tests, which drive the program itself, run with the release build only.
+if [ "$preset" = release ]; then build release; else build "$preset" adder_tests; fi
 
 cd "$repository"
 export ADDER_SHARED=${ADDER_SHARED:-$repository/../shared}

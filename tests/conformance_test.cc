@@ -2,6 +2,7 @@
 // backend. Logits at every prompt position, logits of the first greedy steps fed token by token,
 // and the greedy tokens.
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <iostream>
 #include <set>

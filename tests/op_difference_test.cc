@@ -1,6 +1,7 @@
 // The CPU backend against the interpreter after every op of the program, so that a difference names
 // the op that made it. The last op's output is the logits, so whole runs are compared too.
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <iostream>
 

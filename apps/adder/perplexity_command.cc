@@ -1,4 +1,5 @@
 // adder perplexity: how well a model predicts a text.
+#include <algorithm>
 #include <cmath>
 #include <memory>
 

@@ -1,6 +1,7 @@
 #include "checkpoint/affine_quantization.h"
 
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <cmath>
 #include <limits>

@@ -1,6 +1,7 @@
 #include "cpu/cpu_executor.h"
 
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <cmath>
 

@@ -1,6 +1,7 @@
 #include "cpu/mamba2_kernel.h"
 
 #include <gtest/gtest.h>
+#include <limits>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,7 @@
 #include "cpu/matmul.h"
 
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <cmath>
 #include <vector>

@@ -1,6 +1,7 @@
 #include "model/family_fields.h"
 
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <tuple>
 

@@ -1,6 +1,7 @@
 #include "model/family_fields.h"
 
 #include <gtest/gtest.h>
+#include <limits>
 
 #include <cmath>
 
