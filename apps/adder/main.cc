@@ -42,7 +42,7 @@ int Main(int argc, char** argv) {
   try {
     program.parse(argc, argv);
     if (program.get_subcommands().empty()) {
-      std::cerr << program.help();
+      std::cerr << "adder: A command is missing.\n" << program.help();
       return kExitUsage;
     }
     return 0;
