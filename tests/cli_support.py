@@ -38,14 +38,17 @@ def adder(
     *arguments: object, stdin: str = "", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs adder and returns what it wrote and its exit code."""
-    return subprocess.run(
+    done = subprocess.run(
         [str(ADDER), *map(str, arguments)],
-        input=stdin,
+        input=stdin.encode(),
         env={**os.environ, **(env or {})},
         capture_output=True,
-        encoding="utf-8",
         timeout=LIMIT_SECONDS,
         check=False,
+    )
+    # Decoded here: subprocess would also turn "\r\n" into "\n".
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
     )
 
 

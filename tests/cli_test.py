@@ -207,8 +207,7 @@ class GenerateTest(CommandTest):
         for flag, value in (("--temperature", "-1"), ("--temperature", "nan"), ("--top-p", "1.5"),
                             ("--top-p", "0"), ("--min-p", "-0.1"), ("--top-k", "-3"),
                             ("--repeat-penalty", "0"), ("-n", "-1")):
-            done = adder("generate", "-m", DEMO, "-p", "x", "-n", "1", f"{flag}={value}"
-                         if flag.startswith("--") else f"{flag}{value}")
+            done = adder("generate", "-m", DEMO, "-p", "x", flag, value)
             self.assertEqual(done.returncode, ERROR, f"{flag} {value}: {done.stderr}")
             self.assertRegex(done.stderr, r"^adder: .*\.\n$")
         for tokens in ("1,x", "-1", str(2**60), "1.5", ",", "4096", "99999"):

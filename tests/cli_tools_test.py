@@ -70,7 +70,8 @@ class InspectTest(CommandTest):
         self.assertGreaterEqual(state, 4 * mamba * floats)
         self.assertLess(state, 4 * mamba * (floats + 32))
         size = (DEMO / "model.safetensors").stat().st_size
-        self.assertLess(facts["bytes_read_per_token"], size)
+        # Everything is read, vectors as f32, and one row of the embedding besides.
+        self.assertLess(facts["bytes_read_per_token"], 1.02 * size)
         self.assertGreater(facts["bytes_read_per_token"], size // 2)
 
     @needs_demo

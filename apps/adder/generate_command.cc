@@ -1,4 +1,5 @@
 // adder generate: continues a prompt.
+#include <cstdlib>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -33,12 +34,15 @@ std::vector<int32_t> PromptTokens(const Options& options, const LoadedModel& mod
   return ids;
 }
 
+// As it was given: 0.8, not the digits of the nearest float.
+double Decimal(float value) { return std::strtod(Concat(value).c_str(), nullptr); }
+
 Json SamplingJson(const SamplingParameters& sampling) {
-  return {{"temperature", sampling.temperature},
+  return {{"temperature", Decimal(sampling.temperature)},
           {"top_k", sampling.top_k},
-          {"top_p", sampling.top_p},
-          {"min_p", sampling.min_p},
-          {"repeat_penalty", sampling.repeat_penalty},
+          {"top_p", Decimal(sampling.top_p)},
+          {"min_p", Decimal(sampling.min_p)},
+          {"repeat_penalty", Decimal(sampling.repeat_penalty)},
           {"seed", sampling.seed}};
 }
 

@@ -26,11 +26,12 @@ struct sigaction previous_action;
 int ReadCharacter(EditLine*, wchar_t* character) {
   std::mbstate_t state{};
   for (;;) {
+    if (InterruptFlag::raised()) return -1;
     char byte = 0;
     const ssize_t got = read(STDIN_FILENO, &byte, 1);
     if (got == 0) return 0;
     if (got < 0) {
-      if (errno == EINTR && !InterruptFlag::raised()) continue;
+      if (errno == EINTR) continue;
       return -1;
     }
     const size_t length = std::mbrtowc(character, &byte, 1, &state);

@@ -23,7 +23,8 @@ constexpr int kExitUsage = 2;
 
 int Main(int argc, char** argv) {
   CLI::App program("adder runs hybrid (state-space + attention) language models.", "adder");
-  program.require_subcommand(1);
+  // None at all is looked at below: CLI11 would say so of a misspelt one too.
+  program.require_subcommand(0, 1);
   program.set_version_flag("--version", [] { return VersionText(); });
   program.failure_message([](const CLI::App* app, const CLI::Error& error) {
     return Concat("adder: ", error.what(), "\nSee ", app->get_name(), " --help.\n");
@@ -40,6 +41,10 @@ int Main(int argc, char** argv) {
   AddFamiliesCommand(program);
   try {
     program.parse(argc, argv);
+    if (program.get_subcommands().empty()) {
+      std::cerr << "adder: A command is missing.\n" << program.help();
+      return kExitUsage;
+    }
     return 0;
   } catch (const CLI::ParseError& error) {
     return program.exit(error) == 0 ? 0 : kExitUsage;
