@@ -22,9 +22,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ADDER_SHARED") or REPOSITORY.parent / "shared")
 ADDER = Path(os.environ.get("ADDER_BINARY") or REPOSITORY / "build/release/apps/adder/adder")
 
-# Both programs compute these in f32 from the same packed weights, in different orders of summation;
-# the kit's logits have a standard deviation of about 3. A wrong layout gives errors near that.
-TOLERANCE = 2e-3
+# Both programs compute these in f32 from the same packed weights, in different orders of summation:
+# they differ by up to 5e-5 where the kit's logits have a standard deviation of about 3. A wrong
+# layout or multiplier gives errors near 3.
+TOLERANCE = 5e-4
 
 # (case, arguments of quantize). Between them: fused MLPs that mlx-lm wants split, stacked experts
 # and a router, the convolution layout, tied and untied heads, all widths of codes.
