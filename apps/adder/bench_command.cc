@@ -153,8 +153,10 @@ void AddBenchCommand(CLI::App& program) {
       "decode", "Speed of one sequence: prompt and decoding, and its share of memory bandwidth");
   AddModelOption(*command, options->model.model)->required();
   command->add_option("--prompt-tokens", options->bench.prompt_tokens, "Length of the prompt")
+      ->check(CheckWholeNumber)
       ->capture_default_str();
   command->add_option("-n,--max-tokens", options->bench.max_tokens, "Tokens to decode")
+      ->check(CheckWholeNumber)
       ->capture_default_str();
   command->add_option("--repeat", options->bench.repeat, "How often to measure")
       ->capture_default_str();

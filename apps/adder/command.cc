@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <iomanip>
@@ -28,6 +29,20 @@ CLI::Option* AddModelOption(CLI::App& command, std::string& model) {
                             "Model directory, or owner/name in the local Hugging Face cache");
 }
 
+std::string CheckWholeNumber(const std::string& text) {
+  const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
+  const char* end = text.data() + text.size();
+  int64_t number = 0;
+  uint64_t positive = 0;
+  const auto whole = [end](std::from_chars_result result) {
+    return result.ec == std::errc() && result.ptr == end;
+  };
+  if (whole(std::from_chars(begin, end, number)) || whole(std::from_chars(begin, end, positive))) {
+    return "";
+  }
+  return text + " is not a whole number of at most 64 bits";
+}
+
 void AddDeviceOptions(CLI::App& command, ModelOptions& options, bool with_reference) {
   std::vector<std::string> devices = {"cpu", "cuda"};
   if (with_reference) devices.push_back("reference");
@@ -48,15 +63,18 @@ void AddSamplingOptions(CLI::App& command, SamplingOptions& options) {
   command.add_option("--temperature", options.temperature,
                      "0: always the most likely token. Without these options the model's "
                      "generation_config.json decides, and without it 0");
-  command.add_option("--top-k", options.top_k, "Sample from the K most likely tokens; 0: all");
+  command.add_option("--top-k", options.top_k, "Sample from the K most likely tokens; 0: all")
+      ->check(CheckWholeNumber);
   command.add_option("--top-p", options.top_p,
                      "Sample from the fewest tokens with this much probability");
   command.add_option("--min-p", options.min_p,
                      "Leave out tokens less likely than this times the likeliest");
   command.add_option("--repeat-penalty", options.repeat_penalty,
                      "Above 1: make tokens of the last 64 less likely");
-  command.add_option("--seed", options.seed,
-                     "The same seed gives the same text; without it, every run differs");
+  command
+      .add_option("--seed", options.seed,
+                  "The same seed gives the same text; without it, every run differs")
+      ->check(CheckWholeNumber);
 }
 
 SamplingParameters ResolveSampling(const SamplingParameters& defaults,

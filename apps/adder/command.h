@@ -71,6 +71,10 @@ void CheckPositions(const Plan& plan, int64_t tokens, int64_t more, std::string_
 
 // --- output
 
+// A validator of integer options: the text is a whole number that fits in 64 bits. Older releases
+// of the option parser clip larger ones silently. Returns the complaint, empty when there is none.
+std::string CheckWholeNumber(const std::string& text);
+
 // A bar on stderr. It appears when the work has taken a second and stderr is a terminal, and goes
 // when the object is destroyed.
 class ProgressBar {

@@ -120,6 +120,7 @@ void AddGenerateCommand(CLI::App& program) {
       command->add_option("--tokens", options->tokens, "Token ids to continue, such as 1,2,3");
   prompt->excludes(tokens);
   command->add_option("-n,--max-tokens", options->max_tokens, "How many tokens to write at most")
+      ->check(CheckWholeNumber)
       ->capture_default_str();
   AddSamplingOptions(*command, options->sampling);
   command->add_option("--stop", options->stop, "End before this text; may be given several times")

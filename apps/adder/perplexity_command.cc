@@ -70,8 +70,10 @@ void AddPerplexityCommand(CLI::App& program) {
       "perplexity", "Measure how well a model predicts a text: nats per token, bits per byte");
   AddModelOption(*command, options->model.model)->required();
   command->add_option("--file", options->file, "The text")->required();
-  command->add_option("--window", options->window,
-                      "Tokens per window; default: 1024, or the model's maximum if that is less");
+  command
+      ->add_option("--window", options->window,
+                   "Tokens per window; default: 1024, or the model's maximum if that is less")
+      ->check(CheckWholeNumber);
   AddDeviceOptions(*command, options->model);
   command->add_flag("--json", options->json, "Print one JSON object");
   command->callback([options] { Run(*options); });

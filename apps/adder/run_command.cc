@@ -192,6 +192,7 @@ void AddRunCommand(CLI::App& program) {
       program.add_subcommand("run", "Write together with a model; without -m, the demo model");
   AddModelOption(*command, options->model.model);
   command->add_option("-n,--max-tokens", options->max_tokens, "Longest reply, in tokens")
+      ->check(CheckWholeNumber)
       ->capture_default_str();
   AddSamplingOptions(*command, options->sampling);
   AddDeviceOptions(*command, options->model);

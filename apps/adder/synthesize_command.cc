@@ -28,6 +28,7 @@ void AddSynthesizeCommand(CLI::App& program) {
       ->check(CLI::IsMember({32, 64, 128}))
       ->capture_default_str();
   command->add_option("--seed", options->synthesize.seed, "Seed of the random weights")
+      ->check(CheckWholeNumber)
       ->capture_default_str();
   command->callback([options] {
     ProgressBar bar("Writing random weights");
