@@ -166,7 +166,7 @@ class GenerateTest(CommandTest):
         self.assertEqual(result["finish_reason"], "length")
         self.assertEqual(len(result["output_tokens"]), 12)
         ids = self.succeed("tokenize", "-m", DEMO, "--text", "Once upon a time", "--ids")
-        self.assertEqual(result["prompt_tokens"], [int(i) for i in ids.split(",")])
+        self.assertEqual(result["prompt_tokens"], [int(i) for i in ids.split()])
         text = self.succeed("generate", "-m", DEMO, "-p", "Once upon a time", "-n", "12",
                             "--temperature", "0", "--ignore-eos")
         self.assertEqual(text, result["text"] + "\n")

@@ -25,7 +25,7 @@ class TokenizeTest(CommandTest):
             path.write_bytes(case["text"].encode())
             for flags, key in (((), "ids"), (("--no-special",), "ids_no_special")):
                 ids = [int(i) for i in self.succeed("tokenize", "-m", folder, "--file", path,
-                                                    "--ids", *flags).split(",")]
+                                                    "--ids", *flags).split()]
                 self.assertEqual(ids, case[key])
                 lines = self.succeed("tokenize", "-m", folder, "--text", case["text"], *flags)
                 first = [int(line.split("\t")[0]) for line in lines.rstrip("\n").split("\n")]
@@ -92,7 +92,7 @@ class PerplexityTest(CommandTest):
         text = "Once upon a time there was a king \N{EM DASH} he had three sons.\n"
         path = self.file("text.txt", text)
         ids = [int(i) for i in self.succeed("tokenize", "-m", DEMO, "--file", path, "--ids",
-                                            "--no-special").split(",")]
+                                            "--no-special").split()]
         window = 7
         windows = [ids[i : i + window] for i in range(0, len(ids), window)]
         begin = json.loads((DEMO / "config.json").read_text())["bos_token_id"]

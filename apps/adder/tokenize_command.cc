@@ -55,7 +55,7 @@ void Run(const Options& options) {
   std::string output;
   for (int32_t id : tokenizer.Encode(text, !options.no_special)) {
     if (options.ids) {
-      output += Concat(output.empty() ? "" : ",", id);
+      output += Concat(output.empty() ? "" : " ", id);
     } else {
       output += Concat(id, "\t", Escape(tokenizer.IdToToken(id)), "\n");
     }
@@ -72,7 +72,7 @@ void AddTokenizeCommand(CLI::App& program) {
   command->add_option("--text", options->text, "The text");
   command->add_option("--file", options->file, "A file with the text; its bytes as they are");
   command->add_option("--decode", options->decode, "Token ids, such as 1,2,3, to turn into text");
-  command->add_flag("--ids", options->ids, "Print only the ids, in one line that --tokens takes");
+  command->add_flag("--ids", options->ids, "Print only the ids, in one line, separated by spaces");
   command->add_flag("--no-special", options->no_special,
                     "Without the special tokens that begin or end a text");
   command->callback([options] {
