@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <unordered_set>
 
 #include "core/error.h"
 #include "core/thread_pool.h"
@@ -13,7 +12,7 @@
 #include "cpu/mamba2_kernel.h"
 #include "cpu/moe.h"
 #include "cpu/simd_target.h"
-#include "program/host_state.h"
+#include "program/host_executor.h"
 
 namespace adder {
 namespace {
@@ -38,14 +37,13 @@ int CountThreads(const CpuOptions& options) {
   return options.threads == 0 ? AvailableCores() : options.threads;
 }
 
-class CpuExecutor : public Executor {
+class CpuExecutor : public HostExecutor {
  public:
   CpuExecutor(Program program, const CpuOptions& options)
-      : program_((VerifyProgram(program), std::move(program))),
+      : HostExecutor(std::move(program)),
         quantize_(options.compute == Compute::kFast),
         pool_(CountThreads(options)),
         weights_(*program_.weights, pool_, options.progress),
-        state_(program_.layout),
         buffers_(program_.buffers.size()),
         matmul_scratch_(static_cast<size_t>(pool_.threads())),
         attention_scratch_(static_cast<size_t>(pool_.threads())) {
@@ -59,37 +57,15 @@ class CpuExecutor : public Executor {
     return Concat("cpu (", CpuSimdTarget(), ", ", pool_.threads(),
                   pool_.threads() == 1 ? " thread" : " threads", quantize_ ? ")" : ", f32)");
   }
-  const Program& program() const override { return program_; }
 
-  SequenceId CreateSequence() override { return state_.Create(); }
-  void FreeSequence(SequenceId sequence) override { state_.Free(sequence); }
-  void ResetSequence(SequenceId sequence) override { state_.Reset(sequence); }
-  int64_t Position(SequenceId sequence) const override { return state_.Position(sequence); }
-  SequenceId CopySequence(SequenceId sequence) override { return state_.Copy(sequence); }
-  std::vector<std::byte> ExportSequence(SequenceId sequence) const override {
-    return state_.Export(sequence);
-  }
-  SequenceId ImportSequence(std::span<const std::byte> bytes) override {
-    return state_.Import(bytes);
-  }
-  int64_t StateBytes() const override { return state_.Bytes(); }
-  int64_t WeightBytes() const override {
-    int64_t total = weights_.bytes();
-    for (const std::vector<float>& vector : program_.weights->vectors) {
-      total += static_cast<int64_t>(vector.size() * sizeof(float));
-    }
-    return total;
-  }
+  int64_t WeightBytes() const override { return weights_.bytes() + VectorBytes(); }
 
   void Forward(const Batch& batch) override {
     Run(batch, static_cast<int>(program_.ops.size()) - 1, nullptr);
   }
 
   std::vector<float> ForwardUntil(const Batch& batch, int last_op) override {
-    if (last_op < 0 || last_op >= static_cast<int>(program_.ops.size())) {
-      Fail("Cannot stop after op ", last_op, ": the program has ops 0 to ", program_.ops.size() - 1,
-           ".");
-    }
+    CheckLastOp(last_op);
     std::vector<float> values;
     Run(batch, last_op, &values);
     return values;
@@ -97,34 +73,13 @@ class CpuExecutor : public Executor {
 
   int64_t LogitsCount() const override { return logits_count_; }
   std::span<const float> Logits(int64_t row) const override {
-    if (row < 0 || row >= logits_count_) {
-      Fail("There is no logits row ", row, ": the last batch asked for ", logits_count_, ".");
-    }
+    CheckLogitsRow(row);
     const int64_t vocab = program_.plan->vocab;
     return {logits_.data() + row * vocab, static_cast<size_t>(vocab)};
   }
 
  private:
   // ---- batches and slices
-
-  void CheckBatch(const Batch& batch) const {
-    const int64_t vocab = program_.plan->vocab;
-    std::unordered_set<SequenceId> seen;
-    for (const BatchEntry& entry : batch) {
-      state_.Position(entry.sequence);  // throws for an unknown sequence
-      if (!seen.insert(entry.sequence).second) {
-        Fail("Sequence ", entry.sequence, " is in the batch twice.");
-      }
-      if (entry.tokens.empty()) {
-        Fail("Sequence ", entry.sequence, " is in the batch without tokens.");
-      }
-      for (int32_t token : entry.tokens) {
-        if (token < 0 || token >= vocab) {
-          Fail("Token id ", token, " is outside the vocabulary of ", vocab, " tokens.");
-        }
-      }
-    }
-  }
 
   // Runs ops 0 .. last_op over the batch, slice by slice; collects the last op's output when asked.
   void Run(const Batch& batch, int last_op, std::vector<float>* values) {
@@ -431,11 +386,9 @@ class CpuExecutor : public Executor {
     return {cache.values.data(), rope.rotary_dim};
   }
 
-  const Program program_;
   const bool quantize_;
   ThreadPool pool_;
   const LoadedWeights weights_;
-  HostState state_;
 
   // The slice being run.
   std::vector<Span> spans_;

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_set>
 
 #include "core/error.h"
-#include "program/host_state.h"
+#include "program/host_executor.h"
 
 namespace adder {
 namespace {
@@ -22,34 +21,16 @@ struct Row {
   int32_t token;
 };
 
-class Interpreter : public Executor {
+class Interpreter : public HostExecutor {
  public:
   explicit Interpreter(Program program)
-      : program_(std::move(program)), state_(program_.layout), buffers_(program_.buffers.size()) {
-    VerifyProgram(program_);
-  }
+      : HostExecutor(std::move(program)), buffers_(program_.buffers.size()) {}
 
   std::string Description() const override { return "reference"; }
-  const Program& program() const override { return program_; }
 
-  SequenceId CreateSequence() override { return state_.Create(); }
-  void FreeSequence(SequenceId sequence) override { state_.Free(sequence); }
-  void ResetSequence(SequenceId sequence) override { state_.Reset(sequence); }
-  int64_t Position(SequenceId sequence) const override { return state_.Position(sequence); }
-  SequenceId CopySequence(SequenceId sequence) override { return state_.Copy(sequence); }
-  std::vector<std::byte> ExportSequence(SequenceId sequence) const override {
-    return state_.Export(sequence);
-  }
-  SequenceId ImportSequence(std::span<const std::byte> bytes) override {
-    return state_.Import(bytes);
-  }
-  int64_t StateBytes() const override { return state_.Bytes(); }
   int64_t WeightBytes() const override {
-    int64_t total = 0;
+    int64_t total = VectorBytes();
     for (const WeightMatrix& matrix : program_.weights->matrices) total += matrix.bytes();
-    for (const std::vector<float>& vector : program_.weights->vectors) {
-      total += static_cast<int64_t>(vector.size() * sizeof(float));
-    }
     return total;
   }
 
@@ -62,10 +43,7 @@ class Interpreter : public Executor {
   }
 
   std::vector<float> ForwardUntil(const Batch& batch, int last_op) override {
-    if (last_op < 0 || last_op >= static_cast<int>(program_.ops.size())) {
-      Fail("Cannot stop after op ", last_op, ": the program has ops 0 to ", program_.ops.size() - 1,
-           ".");
-    }
+    CheckLastOp(last_op);
     Prepare(batch);
     RunOps(last_op);
     return Values(OutputOf(program_.ops[static_cast<size_t>(last_op)]));
@@ -73,9 +51,7 @@ class Interpreter : public Executor {
 
   int64_t LogitsCount() const override { return static_cast<int64_t>(logits_rows_.size()); }
   std::span<const float> Logits(int64_t row) const override {
-    if (row < 0 || row >= LogitsCount()) {
-      Fail("There is no logits row ", row, ": the last batch asked for ", LogitsCount(), ".");
-    }
+    CheckLogitsRow(row);
     const auto vocab = static_cast<size_t>(program_.plan->vocab);
     return std::span<const float>(buffers_[static_cast<size_t>(program_.logits)])
         .subspan(static_cast<size_t>(row) * vocab, vocab);
@@ -102,24 +78,6 @@ class Interpreter : public Executor {
       const size_t count =
           static_cast<BufferId>(b) == program_.logits ? logits_rows_.size() : rows_.size();
       buffers_[b].assign(count * static_cast<size_t>(program_.buffers[b].width), 0.0f);
-    }
-  }
-
-  void CheckBatch(const Batch& batch) const {
-    const int64_t vocab = program_.plan->vocab;
-    std::unordered_set<SequenceId> seen;
-    for (const BatchEntry& entry : batch) {
-      state_.Position(entry.sequence);  // throws for an unknown sequence
-      if (!seen.insert(entry.sequence).second) {
-        Fail("Sequence ", entry.sequence, " is in the batch twice.");
-      }
-      if (entry.tokens.empty())
-        Fail("Sequence ", entry.sequence, " is in the batch without tokens.");
-      for (int32_t token : entry.tokens) {
-        if (token < 0 || token >= vocab) {
-          Fail("Token id ", token, " is outside the vocabulary of ", vocab, " tokens.");
-        }
-      }
     }
   }
 
@@ -422,8 +380,6 @@ class Interpreter : public Executor {
     }
   }
 
-  const Program program_;
-  HostState state_;
   std::vector<std::vector<float>> buffers_;  // one per program buffer: [rows, width]
   std::vector<Row> rows_;
   std::vector<size_t> logits_rows_;  // the rows whose logits were asked for
