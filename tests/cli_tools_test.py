@@ -194,7 +194,7 @@ class BenchTest(CommandTest):
         low, middle, high = (report[f"decode_tokens_per_second_{kind}"]
                              for kind in ("min", "median", "max"))
         self.assertTrue(0 < low <= middle <= high)
-        attained = middle * (report["weight_bytes_per_token"] + report["state_bytes_per_token"])
+        attained = middle * (report["weight_bytes_per_step"] + report["state_bytes_per_step"])
         self.assertAlmostEqual(report["attained_bytes_per_second"] / attained, 1, places=6)
         self.assertGreater(report["read_bandwidth_bytes_per_second"], 1e8)
         self.assertGreater(report["peak_resident_bytes"], 1 << 20)

@@ -84,11 +84,11 @@ TEST_P(OpDifference, EveryOpMatchesTheInterpreter) {
 
 INSTANTIATE_TEST_SUITE_P(Tiny, OpDifference,
                          testing::Combine(testing::ValuesIn(TinyModels()),
-                                          testing::Values(Backend::kCpuF32, Backend::kCpuFast)),
+                                          testing::ValuesIn(QuickBackends())),
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(Demo, OpDifference,
                          testing::Combine(testing::ValuesIn(DemoModels()),
-                                          testing::Values(Backend::kCpuF32, Backend::kCpuFast)),
+                                          testing::ValuesIn(QuickBackends())),
                          NameOf);
 
 }  // namespace

@@ -1,8 +1,8 @@
 // What must hold of sequence state on every backend and for every model: cutting a prompt into
 // chunks, batching, copying, saving and restoring change nothing.
 //
-// The interpreter and the CPU backend compute each token with the same operations in the same order
-// whatever else is in the batch, so equality is bitwise throughout.
+// The interpreter, the CPU backend and CUDA's f32 mode compute each token with the same operations
+// in the same order whatever else is in the batch, so equality is bitwise.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,6 +19,10 @@ using Rows = std::vector<std::vector<float>>;
 
 // Longer than a KV page (64 positions), a chunk of any scan, and every chunk size tried.
 constexpr int64_t kLongPrompt = 75;
+// Of CUDA's fast mode, whose kernels round activations to more or fewer bits as the batch has fewer
+// or more tokens. Without experts, logits differ by up to 1%; between experts a near tie can fall
+// the other way.
+constexpr double kFastTolerance = 0.05;
 
 class StateInvariants : public testing::TestWithParam<ModelAndBackend> {
  protected:
@@ -66,10 +70,15 @@ class StateInvariants : public testing::TestWithParam<ModelAndBackend> {
     return rows;
   }
 
-  static void ExpectSame(const Rows& found, const Rows& expected, const std::string& what) {
+  void ExpectSame(const Rows& found, const Rows& expected, const std::string& what) {
     ASSERT_EQ(found.size(), expected.size()) << what;
     for (size_t row = 0; row < found.size(); ++row) {
       ASSERT_EQ(found[row].size(), expected[row].size()) << what;
+      if (!IsBatchInvariant(std::get<1>(GetParam()))) {
+        EXPECT_LE(RelativeDifference(found[row], expected[row]), kFastTolerance)
+            << what << ": token " << row;
+        continue;
+      }
       if (found[row] != expected[row]) {
         FAIL() << what << ": token " << row << " differs by "
                << MaxDifference(found[row], expected[row]);
@@ -282,7 +291,7 @@ INSTANTIATE_TEST_SUITE_P(Tiny, StateInvariants,
 // The interpreter would take minutes.
 INSTANTIATE_TEST_SUITE_P(Demo, StateInvariants,
                          testing::Combine(testing::ValuesIn(DemoModels()),
-                                          testing::Values(Backend::kCpuF32, Backend::kCpuFast)),
+                                          testing::ValuesIn(QuickBackends())),
                          NameOf);
 
 }  // namespace

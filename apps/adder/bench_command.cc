@@ -10,6 +10,9 @@
 #include "command.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
+#ifdef ADDER_HAS_CUDA
+#include "cuda/device_bandwidth.h"
+#endif
 #include "measure/bandwidth_probe.h"
 #include "measure/decode_bench.h"
 
@@ -19,6 +22,7 @@ namespace {
 struct Options {
   ModelOptions model;
   DecodeBenchOptions bench;
+  std::vector<int64_t> batches{1};
   std::string csv;
   bool json = false;
 };
@@ -32,10 +36,34 @@ std::string UtcNow() {
   return text;
 }
 
+// What reads the weights, and how fast it reads memory.
+struct Bandwidth {
+  double bytes_per_second = 0;
+  int64_t buffer_bytes = 0;
+  std::string warning;
+};
+
+Bandwidth Probe(const Options& options, int threads) {
+#ifdef ADDER_HAS_CUDA
+  if (options.model.device == "cuda") {
+    const DeviceBandwidth device = ProbeDeviceBandwidth();
+    return {device.bytes_per_second, device.buffer_bytes, ""};
+  }
+#endif
+  const BandwidthProbe host = ProbeReadBandwidth(threads);
+  Bandwidth bandwidth{host.bytes_per_second, host.buffer_bytes, ""};
+  if (!host.beyond_cache()) {
+    bandwidth.warning =
+        Concat("adder: warning: the bandwidth buffer is not much larger than the cache of ",
+               Megabytes(host.cache_bytes), ", so the read bandwidth may be that of the cache.\n");
+  }
+  return bandwidth;
+}
+
 // The report as named values, in the order of the CSV columns.
 Json Report(const Options& options, const LoadedModel& model, const DecodeBenchResult& result,
-            const BandwidthProbe& probe, int threads, int64_t peak_bytes) {
-  const double attained = result.decode_rate.median * result.bytes_per_token();
+            const Bandwidth& probe, int threads, int64_t peak_bytes) {
+  const double attained = result.steps_per_second() * static_cast<double>(result.bytes_per_step());
   return {{"date", UtcNow()},
           {"version", ADDER_VERSION},
           {"commit", ADDER_COMMIT},
@@ -48,6 +76,7 @@ Json Report(const Options& options, const LoadedModel& model, const DecodeBenchR
           {"compute", options.model.compute},
           {"prompt_tokens", options.bench.prompt_tokens},
           {"max_tokens", options.bench.max_tokens},
+          {"batch", result.batch},
           {"repeat", options.bench.repeat},
           {"prefill_tokens_per_second_median", result.prefill_rate.median},
           {"prefill_tokens_per_second_min", result.prefill_rate.min},
@@ -55,8 +84,11 @@ Json Report(const Options& options, const LoadedModel& model, const DecodeBenchR
           {"decode_tokens_per_second_median", result.decode_rate.median},
           {"decode_tokens_per_second_min", result.decode_rate.min},
           {"decode_tokens_per_second_max", result.decode_rate.max},
-          {"weight_bytes_per_token", result.weight_bytes},
-          {"state_bytes_per_token", result.state_bytes},
+          {"launches_per_step", result.launches_per_step},
+          {"step_seconds_p50", result.step_seconds_p50},
+          {"step_seconds_p99", result.step_seconds_p99},
+          {"weight_bytes_per_step", result.weight_bytes},
+          {"state_bytes_per_step", result.state_bytes},
           {"attained_bytes_per_second", attained},
           {"read_bandwidth_bytes_per_second", probe.bytes_per_second},
           {"bandwidth_fraction", attained / probe.bytes_per_second},
@@ -97,50 +129,59 @@ std::string SpreadText(const Spread& spread) {
 }
 
 void PrintText(const Options& options, const LoadedModel& model, const DecodeBenchResult& result,
-               const BandwidthProbe& probe, int64_t peak_bytes) {
-  const double attained = result.decode_rate.median * result.bytes_per_token();
+               const Bandwidth& probe, int64_t peak_bytes) {
+  const double attained = result.steps_per_second() * static_cast<double>(result.bytes_per_step());
   std::string text = Concat(
       "model            ", model.directory.string(), " (", model.plan->family, ", ",
       ParameterCount(*model.plan), " parameters)", "\ndevice           ",
       model.executor->Description(), "\nprefill          ", SpreadText(result.prefill_rate), ", ",
       options.bench.prompt_tokens, " tokens", "\ndecode           ", SpreadText(result.decode_rate),
-      ", ", options.bench.max_tokens, " tokens", "\nbytes per token  ",
-      Megabytes(result.bytes_per_token()), ": weights ", Megabytes(result.weight_bytes),
-      ", state and KV ", Megabytes(result.state_bytes), "\nattained         ",
-      Fixed(attained / 1e9, 1), " GB/s, ", Fixed(100 * attained / probe.bytes_per_second, 0),
-      "% of the read bandwidth of ", Fixed(probe.bytes_per_second / 1e9, 1), " GB/s (buffer ",
-      Megabytes(probe.buffer_bytes), ")", "\npeak memory      ", Megabytes(peak_bytes),
-      " (weights ", Megabytes(model.executor->WeightBytes()), ")\n");
+      ", ", options.bench.max_tokens, " tokens",
+      result.batch > 1 ? Concat(" each of ", result.batch, " sequences") : "",
+      "\nstep             p50 ", Fixed(result.step_seconds_p50 * 1e6, 1), " us, p99 ",
+      Fixed(result.step_seconds_p99 * 1e6, 1), " us",
+      result.launches_per_step > 0 ? Concat(", ", result.launches_per_step, " launches") : "",
+      "\nbytes per step   ", Megabytes(result.bytes_per_step()), ": weights ",
+      Megabytes(result.weight_bytes), ", state and KV ", Megabytes(result.state_bytes),
+      "\nattained         ", Fixed(attained / 1e9, 1), " GB/s, ",
+      Fixed(100 * attained / probe.bytes_per_second, 0), "% of the read bandwidth of ",
+      Fixed(probe.bytes_per_second / 1e9, 1), " GB/s (buffer ", Megabytes(probe.buffer_bytes), ")",
+      "\npeak memory      ", Megabytes(peak_bytes), " (weights ",
+      Megabytes(model.executor->WeightBytes()), ")\n");
   Print(text);
-  if (!probe.beyond_cache()) {
-    std::cerr << "adder: warning: the bandwidth buffer is not much larger than the cache of "
-              << Megabytes(probe.cache_bytes)
-              << ", so the read bandwidth may be that of the cache.\n";
-  }
+  std::cerr << probe.warning;
 }
 
 void Run(const Options& options) {
   const LoadedModel model = Load(options.model);
   CheckPositions(*model.plan, options.bench.prompt_tokens, options.bench.max_tokens,
                  "lower --prompt-tokens or --max-tokens.");
-  DecodeBenchResult result;
+  std::vector<DecodeBenchResult> results;
   {
     ProgressBar bar("Measuring");
-    DecodeBenchOptions bench = options.bench;
-    bench.progress = [&](int done, int all) { bar.Update(static_cast<double>(done) / all); };
-    result = RunDecodeBench(*model.executor, bench);
+    for (size_t i = 0; i < options.batches.size(); ++i) {
+      DecodeBenchOptions bench = options.bench;
+      bench.batch = options.batches[i];
+      bench.progress = [&](int done, int all) {
+        bar.Update((static_cast<double>(i) + static_cast<double>(done) / all) /
+                   static_cast<double>(options.batches.size()));
+      };
+      results.push_back(RunDecodeBench(*model.executor, bench));
+    }
   }
   // Before the probe, whose buffer is not the model's.
   const int64_t peak_bytes = PeakResidentBytes();
   const int threads = options.model.threads > 0 ? options.model.threads : AvailableCores();
-  const BandwidthProbe probe = ProbeReadBandwidth(threads);
-  const Json report = Report(options, model, result, probe, threads, peak_bytes);
-  if (options.json) {
-    PrintJson(report);
-  } else {
-    PrintText(options, model, result, probe, peak_bytes);
+  const Bandwidth probe = Probe(options, threads);
+  for (const DecodeBenchResult& result : results) {
+    const Json report = Report(options, model, result, probe, threads, peak_bytes);
+    if (options.json) {
+      PrintJson(report);
+    } else {
+      PrintText(options, model, result, probe, peak_bytes);
+    }
+    if (!options.csv.empty()) AppendCsv(options.csv, report);
   }
-  if (!options.csv.empty()) AppendCsv(options.csv, report);
 }
 
 }  // namespace
@@ -157,6 +198,12 @@ void AddBenchCommand(CLI::App& program) {
       ->capture_default_str();
   command->add_option("-n,--max-tokens", options->bench.max_tokens, "Tokens to decode")
       ->check(CheckWholeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--batch", options->batches,
+                   "Sequences decoded together; several numbers give "
+                   "several reports")
+      ->delimiter(',')
       ->capture_default_str();
   command->add_option("--repeat", options->bench.repeat, "How often to measure")
       ->capture_default_str();

@@ -12,6 +12,7 @@
 #include "cpu/mamba2_kernel.h"
 #include "cpu/moe.h"
 #include "cpu/simd_target.h"
+#include "program/batch_checks.h"
 #include "program/host_executor.h"
 
 namespace adder {
@@ -65,7 +66,7 @@ class CpuExecutor : public HostExecutor {
   }
 
   std::vector<float> ForwardUntil(const Batch& batch, int last_op) override {
-    CheckLastOp(last_op);
+    CheckLastOp(program_, last_op);
     std::vector<float> values;
     Run(batch, last_op, &values);
     return values;
@@ -73,7 +74,7 @@ class CpuExecutor : public HostExecutor {
 
   int64_t LogitsCount() const override { return logits_count_; }
   std::span<const float> Logits(int64_t row) const override {
-    CheckLogitsRow(row);
+    CheckLogitsRow(*this, row);
     const int64_t vocab = program_.plan->vocab;
     return {logits_.data() + row * vocab, static_cast<size_t>(vocab)};
   }
@@ -83,7 +84,7 @@ class CpuExecutor : public HostExecutor {
 
   // Runs ops 0 .. last_op over the batch, slice by slice; collects the last op's output when asked.
   void Run(const Batch& batch, int last_op, std::vector<float>* values) {
-    CheckBatch(batch);
+    CheckBatch(*this, batch);
     int64_t asked = 0;
     for (const BatchEntry& entry : batch) {
       const auto tokens = static_cast<int64_t>(entry.tokens.size());

@@ -17,6 +17,9 @@ constexpr size_t kPromptChunk = 512;
 // Tokens before the output that the detokeniser sees first: decoders treat the beginning of a text
 // (its leading space) and the inside differently. A few tokens tell which it is.
 constexpr size_t kDetokenizerContext = 16;
+// Steps on their way when a token is waited for: the next one runs while the host handles this one.
+// When a text ends, the surplus step has run the text's last token and its choice is dropped.
+constexpr int64_t kStepsAhead = 2;
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -46,15 +49,25 @@ GenerationSession::GenerationSession(const GenerationSession& other, Forked)
       tokenizer_(other.tokenizer_),
       sequence_(other.executor_->CopySequence(other.sequence_)),
       tokens_(other.tokens_),
-      run_(other.run_) {}
+      run_(static_cast<size_t>(other.executor_->Position(sequence_))) {}
 
-GenerationSession::~GenerationSession() { executor_->FreeSequence(sequence_); }
+GenerationSession::~GenerationSession() {
+  stream_.reset();
+  executor_->FreeSequence(sequence_);
+}
 
 std::unique_ptr<GenerationSession> GenerationSession::Fork() const {
   return std::unique_ptr<GenerationSession>(new GenerationSession(*this, Forked{}));
 }
 
+void GenerationSession::EndDeviceDecode() {
+  if (!stream_) return;
+  stream_.reset();
+  run_ = static_cast<size_t>(executor_->Position(sequence_));
+}
+
 void GenerationSession::Reset() {
+  EndDeviceDecode();
   executor_->ResetSequence(sequence_);
   tokens_.clear();
   run_ = 0;
@@ -69,7 +82,8 @@ void GenerationSession::Begin(std::span<const int32_t> prompt, GenerationOptions
            vocab - 1, ".");
     }
   }
-  if (prompt.empty() && run_ == tokens_.size()) {
+  const auto run = static_cast<size_t>(executor_->Position(sequence_));
+  if (prompt.empty() && run == tokens_.size()) {
     Fail("The prompt is empty: there is nothing to continue. Give at least one token.");
   }
   if (options.max_tokens < 1) {
@@ -81,6 +95,8 @@ void GenerationSession::Begin(std::span<const int32_t> prompt, GenerationOptions
   Sampler sampler(options.sampling);
   text::StopMatcher stops(options.stop_strings);
 
+  EndDeviceDecode();
+  device_declined_ = false;
   tokens_.insert(tokens_.end(), prompt.begin(), prompt.end());
   options_ = std::move(options);
   sampler_.emplace(std::move(sampler));
@@ -109,6 +125,30 @@ bool GenerationSession::RunPending() {
   return true;
 }
 
+std::optional<int32_t> GenerationSession::NextFromDevice() {
+  const int64_t done = static_cast<int64_t>(result_.tokens.size());
+  if (!stream_) {
+    // It begins with the token that the host chose from the prompt's logits.
+    if (device_declined_ || done == 0) return std::nullopt;
+    DecodeRow row;
+    row.sequence = sequence_;
+    row.token = tokens_.back();
+    row.sampling = sampler_->parameters();
+    row.context = tokens_;
+    row.draws = row.sampling.temperature > 0 ? static_cast<uint64_t>(done) : 0;
+    stream_ = executor_->StartDecode(std::span(&row, 1));
+    unread_ = 0;
+    if (!stream_) {
+      device_declined_ = true;
+      return std::nullopt;
+    }
+  }
+  for (; unread_ < std::min(kStepsAhead, options_.max_tokens - done); ++unread_) stream_->Enqueue();
+  const int32_t token = stream_->Read().front();
+  --unread_;
+  return token;
+}
+
 std::optional<GeneratedPiece> GenerationSession::Next() {
   if (finished_) return std::nullopt;
   if (Cancelled()) {
@@ -117,21 +157,22 @@ std::optional<GeneratedPiece> GenerationSession::Next() {
   }
   const auto start = Clock::now();
   const bool first = result_.tokens.empty();
-  const size_t before = run_;
-  const bool complete = RunPending();
   GenerationTimings& timings = result_.timings;
-  if (first) {
-    timings.prompt_tokens += static_cast<int64_t>(run_ - before);
-  } else {
-    timings.decode_steps += static_cast<int64_t>(run_ - before);
-  }
-  if (!complete) {
-    timings.prompt_seconds += SecondsSince(start);
-    Finish(FinishReason::kCancelled);
-    return std::nullopt;
-  }
   GeneratedPiece piece;
-  piece.token = sampler_->Sample(executor_->Logits(0), tokens_);
+  if (const std::optional<int32_t> chosen = NextFromDevice()) {
+    piece.token = *chosen;
+    ++timings.decode_steps;
+  } else {
+    const size_t before = run_;
+    const bool complete = RunPending();
+    (first ? timings.prompt_tokens : timings.decode_steps) += static_cast<int64_t>(run_ - before);
+    if (!complete) {
+      timings.prompt_seconds += SecondsSince(start);
+      Finish(FinishReason::kCancelled);
+      return std::nullopt;
+    }
+    piece.token = sampler_->Sample(executor_->Logits(0), tokens_);
+  }
   (first ? timings.prompt_seconds : timings.decode_seconds) += SecondsSince(start);
   tokens_.push_back(piece.token);
   result_.tokens.push_back(piece.token);
@@ -158,6 +199,7 @@ std::string GenerationSession::Show(const std::string& text) {
 
 std::string GenerationSession::Finish(FinishReason reason) {
   finished_ = true;
+  EndDeviceDecode();
   result_.finish = reason;
   std::string rest;
   // The end of the text may complete a stop string; after one, nothing is left to show.

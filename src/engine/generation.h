@@ -103,6 +103,10 @@ class GenerationSession {
   bool Cancelled() const { return options_.cancel != nullptr && options_.cancel->load(); }
   // Runs all tokens that have not been run; false when cancelled on the way.
   bool RunPending();
+  // The next token when the device chooses; starts that when it can. Nothing: the host has to.
+  std::optional<int32_t> NextFromDevice();
+  // Afterwards run_ says what the sequence's state holds.
+  void EndDeviceDecode();
   std::string Finish(FinishReason reason);
   // Passes text through the stop strings and records what may be shown.
   std::string Show(const std::string& text);
@@ -119,6 +123,11 @@ class GenerationSession {
   std::optional<text::StopMatcher> stops_;
   GenerationResult result_;
   bool finished_ = true;
+
+  // Decoding in which the device chooses tokens; null while the host does.
+  std::unique_ptr<DecodeStream> stream_;
+  bool device_declined_ = false;  // this generation needs the host
+  int64_t unread_ = 0;            // steps of stream_
 };
 
 }  // namespace adder

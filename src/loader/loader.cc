@@ -7,6 +7,9 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#ifdef ADDER_HAS_CUDA
+#include "cuda/cuda_executor.h"
+#endif
 #include "loader/model_path.h"
 #include "model/family.h"
 #include "program/interpreter.h"
@@ -21,11 +24,30 @@ constexpr char kGenerationConfig[] = "generation_config.json";
 
 std::unique_ptr<Executor> MakeExecutor(Program program, const LoadOptions& options) {
   if (options.device == Device::kReference) return MakeInterpreter(std::move(program));
+#ifdef ADDER_HAS_CUDA
+  if (options.device == Device::kCuda) {
+    CudaOptions cuda;
+    cuda.f32 = options.compute == Compute::kF32;
+    cuda.progress = options.progress;
+    return MakeCudaExecutor(std::move(program), cuda);
+  }
+#endif
   CpuOptions cpu;
   cpu.threads = options.threads;
   cpu.compute = options.compute;
   cpu.progress = options.progress;
   return MakeCpuExecutor(std::move(program), cpu);
+}
+
+// Before anything is read: a device this build or machine lacks.
+void RequireDevice(Device device) {
+  if (device != Device::kCuda) return;
+#ifdef ADDER_HAS_CUDA
+  std::string reason;
+  if (!CudaAvailable(&reason)) Fail("Cannot use --device cuda: ", reason, ". Use --device cpu.");
+#else
+  Fail("This build of adder has no CUDA backend; use --device cpu.");
+#endif
 }
 
 }  // namespace
@@ -42,9 +64,7 @@ OpenedModel OpenModel(const std::string& name) {
 
 LoadedModel LoadModel(const std::string& name, const LoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  if (options.device == Device::kCuda) {
-    Fail("This build of adder has no CUDA backend; use --device cpu.");
-  }
+  RequireDevice(options.device);
   OpenedModel opened = OpenModel(name);
   LoadedModel model;
   model.directory = opened.directory;

@@ -13,7 +13,8 @@ struct DecodeBenchOptions {
   int64_t prompt_tokens = 512;
   int64_t max_tokens = 128;  // decode steps
   int repeat = 5;
-  int warmup = 1;  // repeats that are not counted
+  int warmup = 1;     // repeats that are not counted
+  int64_t batch = 1;  // sequences decoded together
   std::function<void(int done, int all)> progress;
 };
 
@@ -27,11 +28,17 @@ Spread SpreadOf(std::vector<double> values);
 
 struct DecodeBenchResult {
   Spread prefill_rate;  // tokens per second
-  Spread decode_rate;
+  Spread decode_rate;   // tokens per second of all sequences together
+  // Seconds from one step's tokens to the next's, over all counted repeats.
+  double step_seconds_p50 = 0;
+  double step_seconds_p99 = 0;
+  int64_t launches_per_step = 0;  // 0: the host runs the steps
   // Read and written per decode step at the middle of the run (costs of the program).
   int64_t weight_bytes = 0;
   int64_t state_bytes = 0;  // recurrent state and KV
-  int64_t bytes_per_token() const { return weight_bytes + state_bytes; }
+  int64_t batch = 1;
+  int64_t bytes_per_step() const { return weight_bytes + state_bytes; }
+  double steps_per_second() const { return decode_rate.median / static_cast<double>(batch); }
 };
 
 // The prompt is random ids from a fixed seed; each next token is the most likely one, so that every

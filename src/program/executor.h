@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "program/program.h"
+#include "program/sampling_parameters.h"
 
 namespace adder {
 
@@ -24,6 +25,34 @@ struct BatchEntry {
   LogitsRows logits = LogitsRows::kLast;
 };
 using Batch = std::vector<BatchEntry>;
+
+// A sequence whose next tokens the device chooses.
+struct DecodeRow {
+  SequenceId sequence = -1;
+  int32_t token = -1;                // to be run first
+  SamplingParameters sampling;       // valid
+  std::span<const int32_t> context;  // tokens so far, `token` last; for the repeat penalty
+  uint64_t draws = 0;                // random numbers of sampling.seed that were used before
+};
+
+// Decoding of several sequences in which each chosen token feeds the next step on the device and
+// the host looks on. Choices are those of engine/sampler.h for the same logits when greedy or with
+// a top_k of at most 1024; otherwise of the same distribution. While a stream lives, its sequences
+// must not be used otherwise; afterwards their states hold every token that was run.
+class DecodeStream {
+ public:
+  virtual ~DecodeStream() = default;
+  // Sends one more step on its way; does not wait for it. At most kMostUnread steps may be unread.
+  virtual void Enqueue() = 0;
+  // The tokens that the oldest unread step chose, one per row, valid until the next call. Waits for
+  // that step alone. Throws Error when a row's logits were not finite.
+  virtual std::span<const int32_t> Read() = 0;
+
+  // Kernels and copies that one step runs on the device.
+  virtual int64_t LaunchesPerStep() const = 0;
+
+  static constexpr int kMostUnread = 8;
+};
 
 class Executor {
  public:
@@ -53,6 +82,13 @@ class Executor {
   // Rows of logits of the last Forward, [vocab] f32 each; valid until the next call.
   virtual int64_t LogitsCount() const = 0;
   virtual std::span<const float> Logits(int64_t row) const = 0;
+
+  // Starts decoding on the device; null when this executor or these parameters need the host to
+  // choose tokens (Forward and Logits then serve). Throws Error for a bad batch, as Forward does.
+  virtual std::unique_ptr<DecodeStream> StartDecode(std::span<const DecodeRow> rows) {
+    static_cast<void>(rows);
+    return nullptr;
+  }
 
   // A new sequence that continues from the same state; KV pages are shared until written.
   virtual SequenceId CopySequence(SequenceId sequence) = 0;

@@ -32,13 +32,6 @@ class HostExecutor : public Executor {
   // Verifies the program; throws Error when it is not sound.
   explicit HostExecutor(Program program);
 
-  // Throws Error, with nothing changed, for an unknown sequence, one that is in the batch twice or
-  // without tokens, or a token id outside the vocabulary.
-  void CheckBatch(const Batch& batch) const;
-  // Throws Error when `last_op` is no index into the program's ops.
-  void CheckLastOp(int last_op) const;
-  // Throws Error when `row` is not one of the last batch's logits rows.
-  void CheckLogitsRow(int64_t row) const;
   // Bytes of the weights that every host executor keeps as f32: norms, biases, conv weights.
   int64_t VectorBytes() const;
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "program/batch_checks.h"
 #include "program/host_executor.h"
 
 namespace adder {
@@ -43,7 +44,7 @@ class Interpreter : public HostExecutor {
   }
 
   std::vector<float> ForwardUntil(const Batch& batch, int last_op) override {
-    CheckLastOp(last_op);
+    CheckLastOp(program_, last_op);
     Prepare(batch);
     RunOps(last_op);
     return Values(OutputOf(program_.ops[static_cast<size_t>(last_op)]));
@@ -51,7 +52,7 @@ class Interpreter : public HostExecutor {
 
   int64_t LogitsCount() const override { return static_cast<int64_t>(logits_rows_.size()); }
   std::span<const float> Logits(int64_t row) const override {
-    CheckLogitsRow(row);
+    CheckLogitsRow(*this, row);
     const auto vocab = static_cast<size_t>(program_.plan->vocab);
     return std::span<const float>(buffers_[static_cast<size_t>(program_.logits)])
         .subspan(static_cast<size_t>(row) * vocab, vocab);
@@ -60,7 +61,7 @@ class Interpreter : public HostExecutor {
  private:
   // Checks the whole batch, then makes room for it; nothing changes when the check fails.
   void Prepare(const Batch& batch) {
-    CheckBatch(batch);
+    CheckBatch(*this, batch);
     rows_.clear();
     logits_rows_.clear();
     for (const BatchEntry& entry : batch) {

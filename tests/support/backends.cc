@@ -1,6 +1,10 @@
 #include "tests/support/backends.h"
 
+#include "core/error.h"
 #include "cpu/cpu_executor.h"
+#ifdef ADDER_HAS_CUDA
+#include "cuda/cuda_executor.h"
+#endif
 #include "program/interpreter.h"
 
 namespace adder::test {
@@ -13,20 +17,45 @@ std::string BackendName(Backend backend) {
       return "cpu_f32";
     case Backend::kCpuFast:
       return "cpu_fast";
+    case Backend::kCudaF32:
+      return "cuda_f32";
+    case Backend::kCudaFast:
+      return "cuda_fast";
   }
   return "unknown";
 }
 
 const std::vector<Backend>& AllBackends() {
-  static const std::vector<Backend> backends{Backend::kReference, Backend::kCpuF32,
-                                             Backend::kCpuFast};
+  static const std::vector<Backend> backends = [] {
+    std::vector<Backend> all{Backend::kReference, Backend::kCpuF32, Backend::kCpuFast};
+#ifdef ADDER_HAS_CUDA
+    if (CudaAvailable()) all.insert(all.end(), {Backend::kCudaF32, Backend::kCudaFast});
+#endif
+    return all;
+  }();
   return backends;
 }
 
-bool IsExact(Backend backend) { return backend != Backend::kCpuFast; }
+const std::vector<Backend>& QuickBackends() {
+  static const std::vector<Backend> backends(AllBackends().begin() + 1, AllBackends().end());
+  return backends;
+}
+
+bool IsBatchInvariant(Backend backend) { return backend != Backend::kCudaFast; }
+
+bool IsExact(Backend backend) { return backend != Backend::kCpuFast && backend != Backend::kCudaFast; }
 
 std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program) {
   if (backend == Backend::kReference) return MakeInterpreter(std::move(program));
+  if (backend == Backend::kCudaF32 || backend == Backend::kCudaFast) {
+#ifdef ADDER_HAS_CUDA
+    CudaOptions options;
+    options.f32 = backend == Backend::kCudaF32;
+    return MakeCudaExecutor(std::move(program), options);
+#else
+    Fail("This build has no CUDA backend.");
+#endif
+  }
   CpuOptions options;
   // Work must be shared out even on one core for its seams to be tested.
   options.threads = 2;

@@ -9,11 +9,16 @@
 
 namespace adder::test {
 
-enum class Backend { kReference, kCpuF32, kCpuFast };
+enum class Backend { kReference, kCpuF32, kCpuFast, kCudaF32, kCudaFast };
 
-// For test names: "reference", "cpu_f32", "cpu_fast".
+// For test names: "reference", "cpu_f32", "cuda_fast", ...
 std::string BackendName(Backend backend);
+// Those of this build; the CUDA ones only where there is a device.
 const std::vector<Backend>& AllBackends();
+// All but the reference.
+const std::vector<Backend>& QuickBackends();
+// Whether a token's result is bitwise the same in every batch.
+bool IsBatchInvariant(Backend backend);
 // Whether the backend must agree with the reference to rounding.
 bool IsExact(Backend backend);
 

@@ -1,0 +1,27 @@
+// The CUDA backend. No CUDA header is needed to use it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "program/executor.h"
+
+namespace adder {
+
+struct CudaOptions {
+  // Activations keep all f32 bits: matches the reference to rounding. Otherwise they are rounded to
+  // bf16 where they meet weights, and keys and values are kept as bf16.
+  bool f32 = false;
+  // Called as weights are loaded, with the part that is done, in [0, 1]. May be empty.
+  std::function<void(double fraction)> progress = nullptr;
+};
+
+// Whether there is a CUDA device this build can run on; otherwise `reason` says what is missing.
+bool CudaAvailable(std::string* reason = nullptr);
+
+// Throws Error when there is no usable device, too little memory on it, or the program needs what
+// the kernels lack.
+std::unique_ptr<Executor> MakeCudaExecutor(Program program, const CudaOptions& options);
+
+}  // namespace adder

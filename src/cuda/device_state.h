@@ -1,0 +1,88 @@
+// Sequence state in device memory: recurrent slots and reference-counted KV pages.
+//
+// Everything happens on one stream, in order; nothing waits for the device but Export.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/device_memory.h"
+#include "cuda/kernels/sequence_table.h"
+#include "program/executor.h"
+#include "program/program.h"
+
+namespace adder::cuda {
+
+// Where a mixer's states lie in a device slot, in floats. See kernels/mamba2.h: the conv window is
+// a ring with one row more than the layout's.
+struct RecurrentPlace {
+  long long offset = 0;
+};
+
+class DeviceState {
+ public:
+  // `kv_bf16`: keys and values are kept as bf16, else f32.
+  DeviceState(const Program& program, bool kv_bf16, const Stream& stream);
+  ~DeviceState();
+
+  SequenceId Create();
+  void Free(SequenceId sequence);
+  void Reset(SequenceId sequence);
+  SequenceId Copy(SequenceId sequence);
+  int64_t Position(SequenceId sequence) const;
+  // The bytes of HostState, so that a state moves between backends. Waits for the device.
+  std::vector<std::byte> Export(SequenceId sequence) const;
+  SequenceId Import(std::span<const std::byte> bytes);
+  // Bytes of slots and pages in use; a shared page counts once.
+  int64_t Bytes() const;
+
+  // Pages for `count` more positions, none of them shared. True when the sequence's page table
+  // moved.
+  bool Reserve(SequenceId sequence, int64_t count);
+  void Advance(SequenceId sequence, int64_t count);
+  // The sequence as kernels see it; valid until the next Reserve, Reset or Free.
+  SequenceRun Run(SequenceId sequence, int row, int tokens) const;
+  // A slot and a page table that padding of a batch may write to.
+  SequenceRun ScratchRun(int row) const;
+
+  // Offset of layout.recurrent[index] in a slot, in floats. Conv windows are rings with one row
+  // more than the layout's: see kernels/mamba2.h.
+  long long RecurrentOffset(int index) const {
+    return recurrent_offsets_.at(static_cast<size_t>(index));
+  }
+  // Offset of layout.kv[index] in a page, in bytes.
+  long long KvOffset(int index) const { return kv_offsets_.at(static_cast<size_t>(index)); }
+  bool kv_bf16() const { return kv_bf16_; }
+
+ private:
+  struct Page;
+  struct Sequence;
+  class Pool;
+
+  Sequence& Get(SequenceId sequence);
+  const Sequence& Get(SequenceId sequence) const;
+  std::shared_ptr<Page> NewPage();
+  bool UploadPages(Sequence& sequence, size_t first);
+  int64_t RingRows(const RecurrentState& state) const { return state.shape.front() + 1; }
+
+  const Program& program_;
+  const bool kv_bf16_;
+  const Stream& stream_;
+  std::vector<long long> recurrent_offsets_;
+  std::vector<bool> is_ring_;
+  std::vector<long long> kv_offsets_;
+  size_t slot_bytes_ = 0;
+  size_t page_bytes_ = 0;
+  std::unique_ptr<Pool> slots_;
+  std::unique_ptr<Pool> pages_;
+  DeviceMemory scratch_pages_;  // page table of the scratch run
+  void* scratch_slot_ = nullptr;
+  void* scratch_page_ = nullptr;
+  SequenceId next_id_ = 0;
+  std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+};
+
+}  // namespace adder::cuda

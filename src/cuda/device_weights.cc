@@ -1,0 +1,221 @@
+#include "cuda/device_weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "cuda/cuda_call.h"
+
+namespace adder::cuda {
+namespace {
+
+constexpr size_t kAlign = 256;
+
+size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+size_t RawBytes(const WeightMatrix& matrix) {
+  size_t total = 0;
+  for (const MatrixSegment& segment : matrix.segments) {
+    total += 3 * kAlign + static_cast<size_t>(segment.bytes());
+  }
+  return total;
+}
+
+int Narrow(int64_t value) {
+  if (value > std::numeric_limits<int>::max()) {
+    Fail("A weight matrix has ", value, " rows or columns, more than the CUDA backend handles.");
+  }
+  return static_cast<int>(value);
+}
+
+// The narrowest format that holds every segment exactly.
+void ChooseFormat(const std::vector<const WeightMatrix*>& sources, PackedMatrix& packed) {
+  bool all_quantized = true;
+  bool any_quantized = false;
+  bool compact = true;
+  int bits = 0;
+  bool first = true;
+  DType dtype = DType::kF32;
+  bool one_dtype = true;
+  for (const WeightMatrix* source : sources) {
+    for (const MatrixSegment& segment : source->segments) {
+      all_quantized = all_quantized && segment.quantized();
+      any_quantized = any_quantized || segment.quantized();
+      bits = std::max(bits, segment.bits);
+      compact = compact && segment.group_size % kChunkCols == 0;
+      one_dtype = one_dtype && (first || dtype == segment.dtype);
+      dtype = segment.dtype;
+      first = false;
+    }
+  }
+  const bool two_bytes = one_dtype && (dtype == DType::kBF16 || dtype == DType::kF16);
+  if (all_quantized) {
+    packed.format = bits <= 4 ? WeightFormat::kQ4 : WeightFormat::kQ8;
+    packed.scale_format = !compact || !two_bytes  ? ScaleFormat::kWide
+                          : dtype == DType::kBF16 ? ScaleFormat::kCompactBf16
+                                                  : ScaleFormat::kCompactF16;
+  } else if (!any_quantized && two_bytes) {
+    packed.format = dtype == DType::kBF16 ? WeightFormat::kBf16 : WeightFormat::kF16;
+  } else {
+    packed.format = WeightFormat::kF32;
+  }
+}
+
+}  // namespace
+
+DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
+                             const std::function<void(double)>& progress) {
+  for (const Op& op : program.ops) {
+    if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
+      Collect({embed->embedding}, false);
+    } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+      Collect({linear->linear.weight}, linear->epilogue == Epilogue::kSiluMul);
+    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
+      Collect({router->router.weight}, false);
+    } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
+      Collect(gate_up->gate_up, true);
+    } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
+      Collect(down->down, false);
+    }
+  }
+  const BoundWeights& weights = *program.weights;
+  size_t largest = 0;
+  int64_t all = 0;
+  for (auto& [ids, matrix] : matrices_) {
+    Plan(weights, ids, matrix);
+    for (MatrixId id : ids) {
+      const WeightMatrix& source = weights.matrices[static_cast<size_t>(id)];
+      largest = std::max(largest, RawBytes(source));
+      all += source.bytes();
+    }
+  }
+  raw_ = DeviceMemory(largest);
+  int64_t done = 0;
+  for (auto& [ids, matrix] : matrices_) {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const WeightMatrix& source = weights.matrices[static_cast<size_t>(ids[i])];
+      Upload(source, weights.mapped, matrix, static_cast<int>(i), stream);
+      done += source.bytes();
+      if (progress) progress(static_cast<double>(done) / static_cast<double>(all));
+    }
+  }
+  UploadVectors(program, stream);
+  stream.Synchronize();
+  raw_ = DeviceMemory();
+}
+
+void DeviceWeights::Collect(const std::vector<MatrixId>& ids, bool interleaved) {
+  const auto [place, added] = matrices_.try_emplace(ids);
+  if (!added && place->second.view.interleaved != interleaved) {
+    Fail("The CUDA backend cannot share one matrix between a gated projection and another use.");
+  }
+  place->second.view.interleaved = interleaved;
+}
+
+void DeviceWeights::Plan(const BoundWeights& weights, const std::vector<MatrixId>& ids,
+                         Matrix& matrix) {
+  std::vector<const WeightMatrix*> sources;
+  for (MatrixId id : ids) sources.push_back(&weights.matrices[static_cast<size_t>(id)]);
+  const WeightMatrix& first = *sources.front();
+  PackedMatrix& view = matrix.view;
+  ChooseFormat(sources, view);
+  view.rows = Narrow(first.rows);
+  view.cols = Narrow(first.cols);
+  // Interleaved: eight rows of each half per tile.
+  const int rows_per_tile = view.interleaved ? kTileRows / 2 : kTileRows;
+  const int rows = view.interleaved ? view.rows / 2 : view.rows;
+  view.tiles = (rows + rows_per_tile - 1) / rows_per_tile;
+  view.chunks = (view.cols + kChunkCols - 1) / kChunkCols;
+  const int64_t places = int64_t{view.tiles} * view.chunks;
+  view.data_stride = places * LoadsOf(view.format) * 32;
+  view.scales_stride = places * ScaleBytesPerChunk(view.scale_format);
+  const auto count = static_cast<int64_t>(ids.size());
+  const size_t data_bytes = Aligned(static_cast<size_t>(count * view.data_stride) * sizeof(uint4));
+  const size_t scale_bytes = static_cast<size_t>(count * view.scales_stride);
+  matrix.memory = DeviceMemory(data_bytes + scale_bytes);
+  view.data = matrix.memory.as<const uint4>();
+  view.scales = matrix.memory.as<const std::byte>() + data_bytes;
+  bytes_ += static_cast<int64_t>(data_bytes + scale_bytes);
+}
+
+void DeviceWeights::Upload(const WeightMatrix& source, bool mapped, const Matrix& matrix, int index,
+                           const Stream& stream) {
+  if (source.segments.size() > kMaxSegments) {
+    Fail("A weight matrix has ", source.segments.size(), " parts; the CUDA backend takes at most ",
+         kMaxSegments, ".");
+  }
+  RawMatrix raw;
+  size_t used = 0;
+  const auto copy = [&](const std::byte* from, int64_t bytes) {
+    auto* to = raw_.as<unsigned char>() + used;
+    const auto size = static_cast<size_t>(bytes);
+    Check(cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, stream.get()),
+          "copying weights to the GPU");
+    used += Aligned(size);
+    if (mapped) MappedFile::Release({from, size});
+    return to;
+  };
+  int row = 0;
+  for (const MatrixSegment& segment : source.segments) {
+    RawSegment& out = raw.segments[raw.count++];
+    out.row_begin = row;
+    out.rows = Narrow(segment.rows);
+    out.bits = segment.bits;
+    out.group_size = segment.group_size;
+    out.float_bytes = static_cast<int>(DTypeSize(segment.dtype));
+    out.bfloat16 = segment.dtype == DType::kBF16;
+    out.row_bytes = segment.row_bytes();
+    out.data = copy(segment.data, segment.rows * segment.row_bytes());
+    if (segment.quantized()) {
+      const int64_t bytes = segment.rows * segment.groups() * out.float_bytes;
+      out.scales = copy(segment.scales, bytes);
+      out.biases = copy(segment.biases, bytes);
+    }
+    row += out.rows;
+  }
+  LaunchPack(raw, matrix.view, index, stream.get());
+}
+
+void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) {
+  constexpr size_t kAlignFloats = kAlign / sizeof(float);
+  std::vector<float> all;
+  const auto add = [&](const std::vector<float>& values) {
+    const size_t offset = all.size();
+    all.insert(all.end(), values.begin(), values.end());
+    all.resize((all.size() + kAlignFloats - 1) / kAlignFloats * kAlignFloats);
+    return offset;
+  };
+  for (const std::vector<float>& vector : program.weights->vectors) {
+    vector_offsets_.push_back(add(vector));
+  }
+  for (const Op& op : program.ops) {
+    const auto* attention = std::get_if<AttentionOp>(&op.body);
+    if (attention == nullptr || !attention->mixer.rope) continue;
+    const std::vector<float>& frequencies = attention->mixer.rope->inverse_frequencies;
+    if (frequency_offsets_.count(frequencies) == 0) {
+      frequency_offsets_[frequencies] = add(frequencies);
+    }
+  }
+  vectors_ = DeviceMemory(all.size() * sizeof(float));
+  bytes_ += static_cast<int64_t>(vectors_.bytes());
+  if (all.empty()) return;
+  Check(cudaMemcpyAsync(vectors_.data(), all.data(), vectors_.bytes(), cudaMemcpyHostToDevice,
+                        stream.get()),
+        "copying weights to the GPU");
+  // `all` must outlive the copy.
+  stream.Synchronize();
+}
+
+const float* DeviceWeights::vector(VectorId id) const {
+  if (id == kNoId) return nullptr;
+  return vectors_.as<const float>() + vector_offsets_.at(static_cast<size_t>(id));
+}
+
+const float* DeviceWeights::inverse_frequencies(const Attention& mixer) const {
+  if (!mixer.rope) return nullptr;
+  return vectors_.as<const float>() + frequency_offsets_.at(mixer.rope->inverse_frequencies);
+}
+
+}  // namespace adder::cuda

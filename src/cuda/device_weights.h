@@ -1,0 +1,55 @@
+// A program's weights in device memory: matrices packed for the kernels, vectors as f32.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "cuda/device_memory.h"
+#include "cuda/kernels/packed_matrix.h"
+#include "program/program.h"
+
+namespace adder::cuda {
+
+class DeviceWeights {
+ public:
+  // Copies and packs everything the program's ops use. `progress` (may be empty) is told the part
+  // that is done, in [0, 1]. Throws Error when the device has not enough memory.
+  DeviceWeights(const Program& program, const Stream& stream,
+                const std::function<void(double fraction)>& progress);
+
+  // A matrix used by itself.
+  const PackedMatrix& matrix(MatrixId id) const { return matrices_.at({id}).view; }
+  // The stack of an op's experts.
+  const PackedMatrix& stack(const std::vector<MatrixId>& ids) const {
+    return matrices_.at(ids).view;
+  }
+  // [size] f32 on a 256-byte boundary; null for kNoId.
+  const float* vector(VectorId id) const;
+  // A rope's inverse frequencies; null when there is no rope.
+  const float* inverse_frequencies(const Attention& mixer) const;
+
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  struct Matrix {
+    PackedMatrix view;
+    DeviceMemory memory;
+  };
+
+  void Collect(const std::vector<MatrixId>& ids, bool interleaved);
+  void Plan(const BoundWeights& weights, const std::vector<MatrixId>& ids, Matrix& matrix);
+  void Upload(const WeightMatrix& source, bool mapped, const Matrix& matrix, int index,
+              const Stream& stream);
+  void UploadVectors(const Program& program, const Stream& stream);
+
+  std::map<std::vector<MatrixId>, Matrix> matrices_;
+  DeviceMemory vectors_;
+  std::vector<size_t> vector_offsets_;  // in floats
+  std::map<std::vector<float>, size_t> frequency_offsets_;
+  DeviceMemory raw_;  // a matrix as the checkpoint has it, before packing
+  int64_t bytes_ = 0;
+};
+
+}  // namespace adder::cuda

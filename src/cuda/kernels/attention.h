@@ -1,0 +1,52 @@
+// Grouped-query attention over paged keys and values.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/kernels/sequence_table.h"
+
+namespace adder::cuda {
+
+// Sizes as in model/plan.h. A KV page holds, from `kv_offset` bytes on, keys and then values of one
+// attention mixer, each [kv_heads][page_positions][head_dim], bf16 or f32.
+struct AttentionParams {
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;  // a multiple of 8, at most kMaxAttentionHeadDim
+  float scale = 0;
+  const float* inverse_frequencies = nullptr;  // [rotary_dim / 2]; null: no rotary embedding
+  int rotary_dim = 0;
+  bool kv_bf16 = true;
+  long long kv_offset = 0;
+  int page_positions = 0;
+
+  const SequenceRun* runs = nullptr;
+  int run_count = 0;
+  int rows = 0;                   // tokens of all runs
+  const int* row_runs = nullptr;  // [rows]: which run a row belongs to
+  float* qkv = nullptr;           // [rows, qkv_stride]: q | k | v; q is rotated in place
+  int qkv_stride = 0;
+  float* output = nullptr;  // [rows, heads * head_dim]
+  int output_stride = 0;
+  // Scratch of AttentionScratchFloats(...) floats, and [rows * kv_heads * head blocks] counters
+  // that are zero before and after.
+  float* partial = nullptr;
+  unsigned* arrivals = nullptr;
+};
+
+inline constexpr int kMaxAttentionHeadDim = 256;
+// A token's positions are cut into at most so many parts.
+inline constexpr int kMaxAttentionParts = 16;
+
+// Sizes of the scratch for `rows` rows.
+size_t AttentionScratchFloats(int rows, int heads, int head_dim);
+size_t AttentionCounters(int rows, int heads);
+
+// Rotates q and k, appends k and v to the pages, which must be there.
+void LaunchKvAppend(const AttentionParams& params, cudaStream_t stream);
+
+// Softmax attention of every row over positions 0 .. its own. How positions are cut into parts
+// depends on the position alone, so results do not depend on the batch.
+void LaunchAttention(const AttentionParams& params, cudaStream_t stream);
+
+}  // namespace adder::cuda

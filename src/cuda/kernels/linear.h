@@ -1,0 +1,67 @@
+// y = W norm(x) + bias with an epilogue, for one token or many, on tensor cores.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/kernels/packed_matrix.h"
+
+namespace adder::cuda {
+
+// How many bf16 numbers an activation is split into before it is multiplied: x = hi + mid + low.
+// Three hold all 24 bits of an f32.
+enum class ActivationSplit { kOne = 1, kTwo = 2, kThree = 4 };
+
+enum class LinearEpilogue {
+  kStore,    // out = scale * y
+  kAdd,      // out += scale * y
+  kSiluMul,  // the matrix is interleaved gate | up: out = silu(gate) * up, rows / 2 wide
+  kRouter,   // scores = y; the last block to finish a token chooses its experts
+};
+
+struct LinearParams {
+  PackedMatrix matrix;
+  const float* input = nullptr;  // [tokens, input_stride], the first `cols` of each row
+  int input_stride = 0;
+  const int* input_rows = nullptr;  // token i reads row input_rows[i]; null: row i
+  int tokens = 0;
+  const float* norm_weight = nullptr;  // RMSNorm over all of a row; null: none
+  float norm_eps = 0;
+  const float* bias = nullptr;  // [rows]; null: none
+  LinearEpilogue epilogue = LinearEpilogue::kStore;
+  float scale = 1;
+  float* output = nullptr;  // [tokens, output_stride]
+  int output_stride = 0;
+
+  // kRouter: output [tokens, 2 * top_k] gets weights, then expert numbers as f32. `scores` [tokens,
+  // rows] and `arrivals` [tokens], zero before and after, are scratch.
+  int top_k = 0;
+  float* scores = nullptr;
+  unsigned* arrivals = nullptr;
+};
+
+// Chosen experts' matrices from one stack.
+struct ExpertParams {
+  LinearParams linear;             // `tokens` rows; routing picks the matrix of the stack
+  const float* routing = nullptr;  // [tokens, routing_stride], as kRouter writes it
+  int routing_stride = 0;
+  int top_k = 0;
+};
+
+// How a kernel is spread over the device.
+struct LinearShape {
+  ActivationSplit split = ActivationSplit::kOne;
+  // The sum over columns is cut in the same way whatever the number of tokens, so that a token's
+  // result is bitwise the same in every batch.
+  bool batch_invariant = false;
+  int multiprocessors = 132;
+};
+
+void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);
+
+// For each token and chosen expert j: output[token][j * width ..] = silu(gate) * up, width = rows /
+// 2 of an interleaved stack; epilogue kSiluMul.
+void LaunchExpertGateUp(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream);
+// output[token] += scale * sum over j of weight[j] * W_j input[token][j * cols ..]; epilogue kAdd.
+void LaunchExpertDown(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream);
+
+}  // namespace adder::cuda

@@ -1,0 +1,23 @@
+// RMSNorm as a kernel of its own, for norms in groups. Ungrouped norms are part of the matrix
+// kernel.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace adder::cuda {
+
+struct RmsNormParams {
+  const float* input = nullptr;  // [*, stride]
+  int stride = 0;
+  int rows = 0;
+  const int* input_rows = nullptr;  // row i reads input row input_rows[i]; null: row i
+  int width = 0;
+  int groups = 1;  // the mean is taken over each of so many equal parts of a row
+  const float* weight = nullptr;
+  float eps = 0;
+  float* output = nullptr;  // [rows, stride]
+};
+
+void LaunchRmsNorm(const RmsNormParams& params, cudaStream_t stream);
+
+}  // namespace adder::cuda
