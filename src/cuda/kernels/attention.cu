@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
-constexpr int kPositionsPerPart = 128;
+constexpr int kPositionsPerPart = 32;
 constexpr int kMostHeads = 8;
 
 template <class T>

@@ -36,7 +36,7 @@ struct AttentionParams {
 
 inline constexpr int kMaxAttentionHeadDim = 256;
 // A token's positions are cut into at most so many parts.
-inline constexpr int kMaxAttentionParts = 16;
+inline constexpr int kMaxAttentionParts = 32;
 
 // Sizes of the scratch for `rows` rows.
 size_t AttentionScratchFloats(int rows, int heads, int head_dim);

@@ -10,120 +10,15 @@
 // Ownership: a block owns kRowTiles * row_warps tiles of rows and kTokenTiles * 8 columns of
 // tokens x splits; within it, warps cut the columns of the matrix in `column_warps` interleaved
 // parts. Preconditions: input rows readable up to `cols`; matrix packed as packed_matrix.h says.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
-#include "core/error.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear.h"
+#include "cuda/kernels/linear_fragments.cuh"
+#include "cuda/kernels/matvec.h"
 
 namespace adder::cuda {
 namespace {
-
-enum class Experts { kNone, kGateUp, kDown };
-
-struct KernelParams {
-  LinearParams linear;
-  const float* routing;
-  int routing_stride;
-  int expert_top_k;
-  int column_warps;
-};
-
-__device__ __forceinline__ unsigned PackBf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const unsigned*>(&pair);
-}
-__device__ __forceinline__ float RoundBf16(float x) {
-  return __bfloat162float(__float2bfloat16_rn(x));
-}
-
-__device__ __forceinline__ void Mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-      "{%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ __forceinline__ unsigned Component(const uint4& v, int i) {
-  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
-// What 4-bit values are raised by on their way into bf16: see Fragment::Pair.
-constexpr float kOffset = 128.0f;
-
-// Weights of one tile and chunk as the A operands of four mma: a[instruction][register]. Register
-// 2 * q + r holds row g + 8 r at the q-th pair of columns.
-template <WeightFormat F>
-struct Fragment {
-  static constexpr int kLoads = LoadsOf(F);
-  static constexpr bool kQuantized = F == WeightFormat::kQ4 || F == WeightFormat::kQ8;
-  // bf16 parts that a weight is split into.
-  static constexpr int kParts = F == WeightFormat::kF16 ? 2 : F == WeightFormat::kF32 ? 3 : 1;
-
-  // kExact: quantised values enter as they are. Otherwise 4-bit ones enter as kOffset + q, which is
-  // cheaper and costs a few bits of the sums.
-  template <bool kExact>
-  __device__ static __forceinline__ void Expand(const uint4 (&raw)[kLoads], int part,
-                                                unsigned (&a)[4][4]) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-          a[2 * h + pair / 2][2 * (pair % 2) + r] = Pair<kExact>(raw, part, h, r, pair);
-        }
-      }
-    }
-  }
-
- private:
-  __device__ static __forceinline__ float Part(float x, int part) {
-    if (part >= 1) x -= RoundBf16(x);
-    if (part >= 2) x -= RoundBf16(x);
-    return x;
-  }
-
-  template <bool kExact>
-  __device__ static __forceinline__ unsigned Pair(const uint4 (&raw)[kLoads], int part, int h,
-                                                  int r, int pair) {
-    if constexpr (F == WeightFormat::kQ4) {
-      // 0x4300 | q is 128 + q in bf16.
-      unsigned both = (Component(raw[0], 2 * h + r) >> (4 * pair) & 0x000f000fu) | 0x43004300u;
-      if constexpr (kExact) {
-        const __nv_bfloat162 offset = __floats2bfloat162_rn(kOffset, kOffset);
-        const __nv_bfloat162 value =
-            __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&both), offset);
-        both = *reinterpret_cast<const unsigned*>(&value);
-      }
-      return both;
-    } else if constexpr (F == WeightFormat::kQ8) {
-      const unsigned word = Component(raw[h], 2 * (pair / 2) + r);
-      // 0x4b0000qq is 2^23 + q in f32; eight bits of q fit in the upper half of its f32.
-      const float low =
-          __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650u | (pair % 2 * 2))) - 8388608.0f;
-      const float high =
-          __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650u | (pair % 2 * 2 + 1))) -
-          8388608.0f;
-      return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632u);
-    } else if constexpr (F == WeightFormat::kBf16) {
-      return Component(raw[2 * h + r], pair);
-    } else if constexpr (F == WeightFormat::kF16) {
-      const unsigned word = Component(raw[2 * h + r], pair);
-      const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&word));
-      return PackBf16(Part(both.x, part), Part(both.y, part));
-    } else {
-      const uint4& four = raw[4 * h + 2 * r + pair / 2];
-      const float x = __uint_as_float(Component(four, pair % 2 * 2));
-      const float y = __uint_as_float(Component(four, pair % 2 * 2 + 1));
-      return PackBf16(Part(x, part), Part(y, part));
-    }
-  }
-};
 
 // Eight consecutive values of a row; zeros from `cols` on.
 __device__ __forceinline__ void LoadEight(const float* row, int col, int cols, bool vectors,
@@ -139,63 +34,16 @@ __device__ __forceinline__ void LoadEight(const float* row, int col, int cols, b
   for (int i = 0; i < 8; ++i) out[i] = col + i < cols ? row[col + i] : 0.0f;
 }
 
-__device__ __forceinline__ float Silu(float x) { return x / (1.0f + expf(-x)); }
-
-// Chooses the experts of one token by the threads of one warp: the largest scores, the lowest index
-// of equals; weights are the softmax over the chosen.
-__device__ void ChooseExperts(const float* scores, int experts, int top_k, float* out) {
-  const int lane = threadIdx.x % 32;
-  float largest = 0;
-  float sum = 0;
-  float last_score = INFINITY;
-  int last_index = -1;
-  for (int j = 0; j < top_k; ++j) {
-    float best = -INFINITY;
-    int best_index = experts;
-    for (int e = lane; e < experts; e += 32) {
-      const float score = __ldcg(scores + e);
-      // Only what ranks behind the last choice.
-      if (score > last_score || (score == last_score && e <= last_index)) continue;
-      if (score > best || best_index == experts) {
-        best = score;
-        best_index = e;
-      }
-    }
-    for (int offset = 16; offset > 0; offset /= 2) {
-      const float other = __shfl_xor_sync(0xffffffffu, best, offset);
-      const int other_index = __shfl_xor_sync(0xffffffffu, best_index, offset);
-      if (other_index < experts &&
-          (best_index == experts || other > best || (other == best && other_index < best_index))) {
-        best = other;
-        best_index = other_index;
-      }
-    }
-    // Scores that are not numbers rank nowhere; what is left gives expert 0 no weight.
-    if (best_index == experts) best_index = 0;
-    last_score = best;
-    last_index = best_index;
-    if (j == 0) largest = best;
-    const float weight = expf(best - largest);
-    sum += weight;
-    if (lane == 0) {
-      out[j] = weight;
-      out[top_k + j] = static_cast<float>(best_index);
-    }
-  }
-  __syncwarp();
-  for (int j = lane; j < top_k; j += 32) out[j] /= sum;
-}
-
 // kRowTiles: tiles of rows per warp; kTokenTiles: groups of eight columns of tokens x splits;
 // kSplit: columns per token (1, 2 or 4, of which three are used); kDepth: chunks loaded ahead.
 template <WeightFormat F, bool kWideScales, int kRowTiles, int kTokenTiles, int kSplit, int kDepth,
           Experts kExperts>
-__global__ void __launch_bounds__(512) LinearKernel(const __grid_constant__ KernelParams params) {
+__global__ void __launch_bounds__(kTokenTiles >= 4 ? 256 : 512)
+    LinearKernel(const __grid_constant__ KernelParams params) {
   using Weights = Fragment<F>;
   constexpr int kLoads = Weights::kLoads;
   constexpr bool kExact = kSplit == 4;
   constexpr int kTokensPerTile = 8 / kSplit;
-  constexpr int kScaleWords = !Weights::kQuantized ? 0 : kWideScales ? 8 : 2;
   const LinearParams& p = params.linear;
   const PackedMatrix& m = p.matrix;
   const int lane = threadIdx.x % 32;
@@ -236,7 +84,7 @@ __global__ void __launch_bounds__(512) LinearKernel(const __grid_constant__ Kern
   }
 
   uint4 raw[kDepth][kRowTiles][kLoads];
-  unsigned scale_words[kDepth][kRowTiles][kScaleWords == 0 ? 1 : kScaleWords];
+  ScalePairs<kWideScales> scale_pairs[kDepth][kRowTiles];
 
   const auto load = [&](int depth, int chunk) {
     const uint4* data = m.data;
@@ -258,24 +106,9 @@ __global__ void __launch_bounds__(512) LinearKernel(const __grid_constant__ Kern
       const long long place = static_cast<long long>(first_tile + rt) * m.chunks + chunk;
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        raw[depth][rt][i] = __ldcs(data + (place * kLoads + i) * 32 + lane);
+        raw[depth][rt][i] = __ldg(data + (place * kLoads + i) * 32 + lane);
       }
-      if constexpr (kScaleWords == 2) {
-        const unsigned* words = reinterpret_cast<const unsigned*>(scales) + place * kTileRows;
-        scale_words[depth][rt][0] = __ldcs(words + g);
-        scale_words[depth][rt][1] = __ldcs(words + g + 8);
-      } else if constexpr (kScaleWords == 8) {
-        const uint2* pairs = reinterpret_cast<const uint2*>(scales) + place * 2 * kTileRows;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const uint2 pair = __ldcs(pairs + h * kTileRows + g + 8 * r);
-            scale_words[depth][rt][4 * h + 2 * r] = pair.x;
-            scale_words[depth][rt][4 * h + 2 * r + 1] = pair.y;
-          }
-        }
-      }
+      if constexpr (Weights::kQuantized) scale_pairs[depth][rt].Load(scales, place, g);
     }
   };
 
@@ -329,7 +162,8 @@ __global__ void __launch_bounds__(512) LinearKernel(const __grid_constant__ Kern
     for (int part = 0; part < Weights::kParts; ++part) {
       unsigned a[kRowTiles][4][4];
 #pragma unroll
-      for (int rt = 0; rt < kRowTiles; ++rt) Weights::template Expand<kExact>(raw[depth][rt], part, a[rt]);
+      for (int rt = 0; rt < kRowTiles; ++rt)
+        Weights::template Expand<kExact>(raw[depth][rt], part, a[rt]);
 #pragma unroll
       for (int nt = 0; nt < kTokenTiles; ++nt) {
         unsigned b[4][2] = {};
@@ -364,52 +198,12 @@ __global__ void __launch_bounds__(512) LinearKernel(const __grid_constant__ Kern
             }
           }
         }
-        if constexpr (!Weights::kQuantized) {
+        float sums[2][4] = {};
+        SumColumns<F, kWideScales>(b, sums);
 #pragma unroll
-          for (int rt = 0; rt < kRowTiles; ++rt) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) Mma(acc[rt][nt], a[rt][j], b[j]);
-          }
-        } else {
-          // Sums of the activations, in the layout of the accumulators.
-          const unsigned ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-          float sums[2][4] = {};
-#pragma unroll
-          for (int j = 0; j < 4; ++j) Mma(sums[kWideScales ? j / 2 : 0], ones, b[j]);
-#pragma unroll
-          for (int rt = 0; rt < kRowTiles; ++rt) {
-            float products[2][4] = {};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) Mma(products[kWideScales ? j / 2 : 0], a[rt][j], b[j]);
-#pragma unroll
-            for (int h = 0; h < (kWideScales ? 2 : 1); ++h) {
-#pragma unroll
-              for (int r = 0; r < 2; ++r) {
-                float scale;
-                float bias;
-                if constexpr (kWideScales) {
-                  scale = __uint_as_float(scale_words[depth][rt][4 * h + 2 * r]);
-                  bias = __uint_as_float(scale_words[depth][rt][4 * h + 2 * r + 1]);
-                } else {
-                  const unsigned pair = scale_words[depth][rt][r];
-                  if (m.scale_format == ScaleFormat::kCompactBf16) {
-                    scale = __uint_as_float(pair << 16);
-                    bias = __uint_as_float(pair & 0xffff0000u);
-                  } else {
-                    scale = __half2float(__ushort_as_half(static_cast<unsigned short>(pair)));
-                    bias = __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
-                  }
-                }
-                const float offset = fmaf(F == WeightFormat::kQ4 && !kExact ? -kOffset : 0.0f, scale, bias);
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                  float& sum = acc[rt][nt][2 * r + c];
-                  sum = fmaf(scale, products[h][2 * r + c], sum);
-                  sum = fmaf(offset, sums[h][c], sum);
-                }
-              }
-            }
-          }
+        for (int rt = 0; rt < kRowTiles; ++rt) {
+          MultiplyTile<F, kWideScales, kExact>(a[rt], b, sums, scale_pairs[depth][rt],
+                                               m.scale_format, acc[rt][nt]);
         }
       }
     }
@@ -484,33 +278,20 @@ __global__ void __launch_bounds__(512) LinearKernel(const __grid_constant__ Kern
       const int token = first_token + nt * kTokensPerTile + (2 * t + c) / kSplit;
       if (token >= tokens || tile >= m.tiles || (kSplit == 4 && t % 2 == 1)) continue;
       const float scaled = c == 0 ? factor.x : factor.y;
-      float low = (c == 0 ? y.x : y.y) * scaled;
-      float high = (c == 0 ? y.z : y.w) * scaled;
-      const int low_row = LogicalRow(m.interleaved, m.rows, tile, g);
-      const int high_row = LogicalRow(m.interleaved, m.rows, tile, g + 8);
-      if (p.bias != nullptr) {
-        if (low_row < m.rows) low += p.bias[low_row];
-        if (high_row < m.rows) high += p.bias[high_row];
-      }
-      float* out = output + static_cast<long long>(token) * p.output_stride;
+      const float low = (c == 0 ? y.x : y.y) * scaled;
+      const float high = (c == 0 ? y.z : y.w) * scaled;
+      const float2 old = LoadOld(p, output, tile, g, token);
       switch (p.epilogue) {
         case LinearEpilogue::kStore:
-          if (low_row < m.rows) out[low_row] = p.scale * low;
-          if (high_row < m.rows) out[high_row] = p.scale * high;
-          break;
         case LinearEpilogue::kAdd:
-          if (low_row < m.rows) out[low_row] += p.scale * low;
-          if (high_row < m.rows) out[high_row] += p.scale * high;
+          StoreRows<LinearEpilogue::kAdd>(p, output, tile, g, token, low, high, old);
           break;
         case LinearEpilogue::kSiluMul:
-          if (low_row < m.rows) out[low_row] = Silu(low) * high;
+          StoreRows<LinearEpilogue::kSiluMul>(p, output, tile, g, token, low, high, old);
           break;
-        case LinearEpilogue::kRouter: {
-          float* scores = p.scores + static_cast<long long>(token) * m.rows;
-          if (low_row < m.rows) __stcg(scores + low_row, low);
-          if (high_row < m.rows) __stcg(scores + high_row, high);
+        case LinearEpilogue::kRouter:
+          StoreRows<LinearEpilogue::kRouter>(p, output, tile, g, token, low, high, old);
           break;
-        }
       }
     }
   };
@@ -543,21 +324,8 @@ __global__ void __launch_bounds__(512) LinearKernel(const __grid_constant__ Kern
 
   if constexpr (kExperts == Experts::kNone) {
     if (p.epilogue != LinearEpilogue::kRouter) return;
-    __threadfence();
-    __syncthreads();
-    __shared__ bool last;
-    if (threadIdx.x == 0) {
-      last = atomicAdd(p.arrivals + blockIdx.y, 1u) + 1 == gridDim.x;
-      if (last) p.arrivals[blockIdx.y] = 0;
-    }
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    const int end = min(first_token + kTokenTiles * kTokensPerTile, tokens);
-    for (int token = first_token + warp; token < end; token += warps) {
-      ChooseExperts(p.scores + static_cast<long long>(token) * m.rows, m.rows, p.top_k,
-                    output + static_cast<long long>(token) * p.output_stride);
-    }
+    RouteWhenLast(p, output, first_token, min(first_token + kTokenTiles * kTokensPerTile, tokens),
+                  p.arrivals + blockIdx.y);
   }
 }
 
@@ -698,8 +466,12 @@ template <Experts kExperts>
 void Dispatch(const LinearParams& linear, const ExpertParams* experts, const LinearShape& shape,
               unsigned grid_z, int total_chunks, cudaStream_t stream) {
   if (linear.matrix.tiles == 0 || linear.tokens == 0) return;
+  const bool few = kExperts != Experts::kNone || linear.tokens <= kMostMatvecTokens;
+  if (!shape.batch_invariant && few && linear.matrix.cols % 4 == 0) {
+    return LaunchMatvec(linear, experts, kExperts, shape, stream);
+  }
   const Geometry geometry = ChooseGeometry(linear, shape, total_chunks, kExperts != Experts::kNone);
-  KernelParams params = {linear, nullptr, 0, 1, geometry.column_warps};
+  KernelParams params = {linear, nullptr, 0, 1, geometry.column_warps, 1, 1, 1};
   if (experts != nullptr) {
     params.routing = experts->routing;
     params.routing_stride = experts->routing_stride;

@@ -34,9 +34,10 @@ struct StepSize {
   float dt;
   float decay;
 };
-__device__ __forceinline__ StepSize MakeStep(const Mamba2Params& p, int head, float input) {
-  const float dt = fminf(fmaxf(Softplus(input + p.dt_bias[head]), p.dt_min), p.dt_max);
-  return {dt, expf(dt * p.a[head])};
+__device__ __forceinline__ StepSize MakeStep(const Mamba2Params& p, float dt_bias, float a,
+                                             float input) {
+  const float dt = fminf(fmaxf(Softplus(input + dt_bias), p.dt_min), p.dt_max);
+  return {dt, expf(dt * a)};
 }
 
 // One token for this thread's part of the state; returns its share of C . state. b and c are the
@@ -111,44 +112,51 @@ __device__ __forceinline__ void StoreState(const float (&state)[kRows], float* t
   }
 }
 
-template <int kRows>
+template <int kRows, int kTaps>
 __global__ void __launch_bounds__(kThreads)
     Mamba2StepKernel(const __grid_constant__ Mamba2Params p) {
   constexpr int kBcPerThread = (2 * kRows * kWarps + kThreads - 1) / kThreads;
   __shared__ float bc[2 * kRows * kWarps];
   __shared__ float xs[32];
   __shared__ float partial[kWarps * 32];
+  __shared__ StepSize step;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const Place place = FindPlace(p);
   const SequenceRun run = p.runs[blockIdx.y];
   const int channels = p.conv_channels();
+  // Known at compile time for the usual window: short code.
+  const int d_conv = kTaps == kMaxTaps ? p.d_conv : kTaps;
   float* ring = run.recurrent + p.conv_offset;
   float* states = run.recurrent + p.ssm_offset +
                   static_cast<long long>(place.head) * p.d_state * p.head_dim + place.channel;
 
   float state[kRows];
   LoadState(state, states, warp, p, place);
-  ConvStep<kMaxTaps> conv_bc[kBcPerThread];
+  ConvStep<kTaps> conv_bc[kBcPerThread];
 #pragma unroll
   for (int i = 0; i < kBcPerThread; ++i) {
     const int element = static_cast<int>(threadIdx.x) + i * kThreads;
     if (element < 2 * p.d_state) {
-      conv_bc[i].Load(p.conv_weight, ring, p.d_conv, channels, BcChannel(p, place.group, element),
+      conv_bc[i].Load(p.conv_weight, ring, d_conv, channels, BcChannel(p, place.group, element),
                       run.position);
     }
   }
-  ConvStep<kMaxTaps> conv_x;
+  ConvStep<kTaps> conv_x;
   if (warp == 0 && place.used) {
-    conv_x.Load(p.conv_weight, ring, p.d_conv, channels, place.x_channel, run.position);
+    conv_x.Load(p.conv_weight, ring, d_conv, channels, place.x_channel, run.position);
   }
+
+  const float dt_bias = p.dt_bias[place.head];
+  const float a = p.a[place.head];
+  const float d = p.d[place.head];
 
   PdlWait();
   PdlTrigger();
   const float* projected = p.projected + static_cast<long long>(run.row) * p.projected_stride;
   const float* inputs = projected + p.inner();
-  float* newest = ring + static_cast<long long>(run.position % p.d_conv) * channels;
-  const bool has_ring = p.d_conv > 1;
+  float* newest = ring + static_cast<long long>(run.position % d_conv) * channels;
+  const bool has_ring = d_conv > 1;
 #pragma unroll
   for (int i = 0; i < kBcPerThread; ++i) {
     const int element = static_cast<int>(threadIdx.x) + i * kThreads;
@@ -156,18 +164,20 @@ __global__ void __launch_bounds__(kThreads)
     const int channel = BcChannel(p, place.group, element);
     const float input = inputs[channel];
     const float bias = p.conv_bias == nullptr ? 0.0f : p.conv_bias[channel];
-    bc[element] = Silu(conv_bc[i].Apply(bias, input, p.d_conv));
+    bc[element] = Silu(conv_bc[i].Apply(bias, input, d_conv));
     if (place.writes_group && has_ring) newest[channel] = input;
   }
   float gate = 0;
   if (warp == 0 && place.used) {
     const float input = inputs[place.x_channel];
     const float bias = p.conv_bias == nullptr ? 0.0f : p.conv_bias[place.x_channel];
-    xs[lane] = Silu(conv_x.Apply(bias, input, p.d_conv));
+    xs[lane] = Silu(conv_x.Apply(bias, input, d_conv));
     if (has_ring) newest[place.x_channel] = input;
     gate = projected[place.x_channel];
   }
-  const StepSize step = MakeStep(p, place.head, projected[p.inner() + channels + place.head]);
+  if (threadIdx.x == kThreads - 1) {
+    step = MakeStep(p, dt_bias, a, projected[p.inner() + channels + place.head]);
+  }
   __syncthreads();
   const float x = place.used ? xs[lane] : 0.0f;
   partial[warp * 32 + lane] =
@@ -175,7 +185,7 @@ __global__ void __launch_bounds__(kThreads)
   StoreState(state, states, warp, p, place);
   __syncthreads();
   if (warp == 0 && place.used) {
-    const float y = fmaf(p.d[place.head], x, SumOfWarps(partial, lane));
+    const float y = fmaf(d, x, SumOfWarps(partial, lane));
     p.output[static_cast<long long>(run.row) * p.output_stride + place.x_channel] = y * Silu(gate);
   }
 }
@@ -250,7 +260,7 @@ __global__ void __launch_bounds__(kThreads)
       xs[token * 32 + lane] = place.used ? convolved[row * channels + place.x_channel] : 0.0f;
       if (lane == 0) {
         const StepSize step =
-            MakeStep(p, place.head,
+            MakeStep(p, p.dt_bias[place.head], p.a[place.head],
                      p.projected[row * p.projected_stride + p.inner() + channels + place.head]);
         steps[token * 2] = step.dt;
         steps[token * 2 + 1] = step.decay;
@@ -317,10 +327,14 @@ void WithRows(int d_state, LaunchWith launch) {
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   CheckSizes(params);
   const auto blocks = static_cast<unsigned>(params.heads * ((params.head_dim + 31) / 32));
+  const dim3 grid(blocks, static_cast<unsigned>(params.run_count));
   WithRows(params.d_state, [&]<int kRows>() {
-    Launch("the Mamba-2 step kernel", Mamba2StepKernel<kRows>,
-           dim3(blocks, static_cast<unsigned>(params.run_count)), dim3(kThreads), 0, stream,
-           params);
+    constexpr char kName[] = "the Mamba-2 step kernel";
+    if (params.d_conv == 4) {
+      Launch(kName, Mamba2StepKernel<kRows, 4>, grid, dim3(kThreads), 0, stream, params);
+    } else {
+      Launch(kName, Mamba2StepKernel<kRows, kMaxTaps>, grid, dim3(kThreads), 0, stream, params);
+    }
   });
 }
 

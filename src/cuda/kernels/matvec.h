@@ -1,0 +1,20 @@
+// The matrix kernel for a few tokens: decoding.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/kernels/linear.h"
+
+namespace adder::cuda {
+
+enum class Experts;
+
+// Most tokens that one launch takes, experts aside (each of whose blocks has one token).
+inline constexpr int kMostMatvecTokens = 4;
+
+// As LaunchLinear, LaunchExpertGateUp and LaunchExpertDown; `experts` is null for the first. The
+// matrix must have a multiple of four columns, and the input's rows begin on 16-byte boundaries.
+void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Experts kind,
+                  const LinearShape& shape, cudaStream_t stream);
+
+}  // namespace adder::cuda
