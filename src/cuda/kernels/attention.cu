@@ -19,7 +19,7 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 constexpr int kPositionsPerPart = 32;
-constexpr int kMostHeads = 8;
+constexpr int kMostHeads = 4;
 
 template <class T>
 __device__ __forceinline__ void LoadEight(const T* from, float (&out)[8]);
@@ -113,7 +113,7 @@ __device__ __forceinline__ float ScaleOf(float largest, float merged) {
   return largest == -INFINITY ? 0.0f : expf(largest - merged);
 }
 
-template <class T, int kHeads>
+template <class T, int kHeads, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     AttentionKernel(const __grid_constant__ AttentionParams p) {
   const int lane = threadIdx.x % 32;
@@ -136,12 +136,9 @@ __global__ void __launch_bounds__(kThreads)
   const int per_part = (length + parts - 1) / parts;
   const int begin = part * per_part;
   const int end = min(length, begin + per_part);
-  // Lanes that share a position: a power of two, some idle when head_dim is not.
-  int lanes = 1;
-  while (lanes * 8 < p.head_dim) lanes *= 2;
-  const int per_warp = 32 / lanes;
-  const int group_of_lane = lane / lanes;
-  const int dim = lane % lanes * 8;
+  constexpr int per_warp = 32 / kLanes;
+  const int group_of_lane = lane / kLanes;
+  const int dim = lane % kLanes * 8;
   const bool used = dim < p.head_dim;
 
   PdlWait();
@@ -162,6 +159,7 @@ __global__ void __launch_bounds__(kThreads)
     softmax.sum[h] = 0;
   }
   const long long to_values = static_cast<long long>(p.kv_heads) * p.page_positions * p.head_dim;
+#pragma unroll 1
   for (int base = begin; base < end; base += kWarps * per_warp) {
     const int position = base + warp * per_warp + group_of_lane;
     const bool inside = position < end;
@@ -178,7 +176,8 @@ __global__ void __launch_bounds__(kThreads)
       float dot = 0;
 #pragma unroll
       for (int i = 0; i < 8; ++i) dot = fmaf(q[h][i], k[i], dot);
-      for (int offset = 1; offset < lanes; offset *= 2) {
+#pragma unroll
+      for (int offset = 1; offset < kLanes; offset *= 2) {
         dot += __shfl_xor_sync(0xffffffffu, dot, offset);
       }
       if (!inside) continue;
@@ -194,7 +193,8 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   // Groups of lanes merge.
-  for (int offset = lanes; offset < 32; offset *= 2) {
+#pragma unroll 1
+  for (int offset = kLanes; offset < 32; offset *= 2) {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const float other = __shfl_xor_sync(0xffffffffu, softmax.largest[h], offset);
@@ -294,18 +294,25 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void LaunchTyped(const AttentionParams& params, cudaStream_t stream) {
   const int group = params.heads / params.kv_heads;
-  const auto launch = [&]<int kHeads>() {
+  const auto launch = [&]<int kHeads, int kLanes>() {
     const int head_blocks = (group + kHeads - 1) / kHeads;
     const size_t shared = sizeof(float) * kWarps * kHeads * static_cast<size_t>(params.head_dim);
-    Launch("the attention kernel", AttentionKernel<T, kHeads>,
+    Launch("the attention kernel", AttentionKernel<T, kHeads, kLanes>,
            dim3(static_cast<unsigned>(params.kv_heads * head_blocks), kMaxAttentionParts,
                 static_cast<unsigned>(params.rows)),
            dim3(kThreads), shared, stream, params);
   };
-  if (group == 1) return launch.template operator()<1>();
-  if (group == 2) return launch.template operator()<2>();
-  if (group <= 4) return launch.template operator()<4>();
-  return launch.template operator()<kMostHeads>();
+  const auto with_lanes = [&]<int kHeads>() {
+    if (params.head_dim <= 8) return launch.template operator()<kHeads, 1>();
+    if (params.head_dim <= 16) return launch.template operator()<kHeads, 2>();
+    if (params.head_dim <= 32) return launch.template operator()<kHeads, 4>();
+    if (params.head_dim <= 64) return launch.template operator()<kHeads, 8>();
+    if (params.head_dim <= 128) return launch.template operator()<kHeads, 16>();
+    return launch.template operator()<kHeads, 32>();
+  };
+  if (group == 1) return with_lanes.template operator()<1>();
+  if (group == 2) return with_lanes.template operator()<2>();
+  return with_lanes.template operator()<kMostHeads>();
 }
 
 void CheckSizes(const AttentionParams& p) {

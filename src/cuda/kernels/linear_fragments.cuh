@@ -248,23 +248,35 @@ __device__ __forceinline__ float2 LoadOld(const LinearParams& p, const float* ou
 // Chooses the experts of one token by the threads of one warp: the largest scores, the lowest index
 // of equals; weights are the softmax over the chosen.
 __device__ inline void ChooseExperts(const float* scores, int experts, int top_k, float* out) {
+  // Scores of this lane's experts, lane + 32 * i; those beyond kKept are read again each round.
+  constexpr int kKept = 4;
   const int lane = threadIdx.x % 32;
+  float kept[kKept];
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    kept[i] = lane + 32 * i < experts ? __ldcg(scores + lane + 32 * i) : 0.0f;
+  }
   float largest = 0;
   float sum = 0;
   float last_score = INFINITY;
   int last_index = -1;
+#pragma unroll 1
   for (int j = 0; j < top_k; ++j) {
     float best = -INFINITY;
     int best_index = experts;
-    for (int e = lane; e < experts; e += 32) {
-      const float score = __ldcg(scores + e);
+    const auto consider = [&](float score, int e) {
       // Only what ranks behind the last choice.
-      if (score > last_score || (score == last_score && e <= last_index)) continue;
+      if (e >= experts || score > last_score || (score == last_score && e <= last_index)) return;
       if (score > best || best_index == experts) {
         best = score;
         best_index = e;
       }
-    }
+    };
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) consider(kept[i], lane + 32 * i);
+#pragma unroll 1
+    for (int e = lane + 32 * kKept; e < experts; e += 32) consider(__ldcg(scores + e), e);
+#pragma unroll 1
     for (int offset = 16; offset > 0; offset /= 2) {
       const float other = __shfl_xor_sync(0xffffffffu, best, offset);
       const int other_index = __shfl_xor_sync(0xffffffffu, best_index, offset);

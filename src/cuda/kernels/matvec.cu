@@ -24,6 +24,9 @@ namespace adder::cuda {
 namespace {
 
 constexpr int kMostWarps = 16;
+// Of kernels that loop: fewer threads with more registers each, which hold more loads in flight.
+constexpr int kMostLoopWarps = 12;
+constexpr int kLoopDepth = 3;
 // bf16 numbers per activation: columns 2 n and 2 n + 1 of an mma belong to token n.
 constexpr int kSplit = 2;
 // Distance between columns in shared memory, beyond the chunks: lanes of neighbouring columns then
@@ -32,7 +35,8 @@ constexpr int kColumnPad = 32;
 
 template <WeightFormat F, bool kWide, int kRowTiles, int kDepth, Experts kExperts,
           LinearEpilogue kEpilogue, bool kLoop>
-__global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) * kRowTiles <= 4 ? 2 : 1)
+__global__ void __launch_bounds__((kLoop ? kMostLoopWarps : kMostWarps) * 32,
+                                  LoadsOf(F) * kRowTiles * kDepth <= (kLoop ? 6 : 3) ? 2 : 1)
     MatvecKernel(const __grid_constant__ KernelParams params) {
   using Weights = Fragment<F>;
   constexpr int kLoads = Weights::kLoads;
@@ -283,18 +287,21 @@ struct Geometry {
   unsigned grid;
 };
 
-Geometry ChooseGeometry(const PackedMatrix& m, int total_chunks, const LinearShape& shape,
-                        bool one_tile, bool loops) {
+// `tiles_in_all` counts the tiles of all choices of experts.
+Geometry ChooseGeometry(const PackedMatrix& m, int tiles_in_all, int total_chunks,
+                        const LinearShape& shape, bool one_tile, bool loops) {
   Geometry geometry;
+  const int most_warps = loops ? kMostLoopWarps : kMostWarps;
   // Every warp has the same number of chunks, or one fewer.
-  const int per_warp = (total_chunks + kMostWarps - 1) / kMostWarps;
+  const int least = loops ? kLoopDepth : 1;
+  const int per_warp = std::max(least, (total_chunks + most_warps - 1) / most_warps);
   geometry.column_warps = (total_chunks + per_warp - 1) / per_warp;
-  geometry.row_tiles = !one_tile && m.tiles > shape.multiprocessors ? 2 : 1;
+  geometry.row_tiles = !one_tile && tiles_in_all > shape.multiprocessors ? 2 : 1;
   const int row_groups = (m.tiles + geometry.row_tiles - 1) / geometry.row_tiles;
   geometry.row_warps = 1;
-  while (geometry.column_warps * geometry.row_warps * 2 <= 8 &&
+  while (geometry.column_warps * (geometry.row_warps + 1) <= kMostLoopWarps &&
          row_groups > shape.multiprocessors * geometry.row_warps) {
-    geometry.row_warps *= 2;
+    ++geometry.row_warps;
   }
   geometry.groups = (row_groups + geometry.row_warps - 1) / geometry.row_warps;
   // Two blocks fit on a multiprocessor; each gets the same number of groups, or one fewer.
@@ -309,13 +316,34 @@ struct Launcher {
   Geometry geometry;
   unsigned grid_y;
   int total_chunks;
+  bool loops;
   cudaStream_t stream;
 
   template <WeightFormat F, bool kWide, int kRowTiles, Experts kExperts, LinearEpilogue kEpilogue>
   void Run() const {
-    // Only large plain projections (the head) have more groups than blocks.
-    constexpr bool kLoop = Loops(kExperts, kEpilogue);
-    constexpr int kDepth = LoadsOf(F) * kRowTiles >= 2 ? 1 : 2;
+    constexpr int kLoads = LoadsOf(F) * kRowTiles;
+    if constexpr (CanLoop(kExperts, kEpilogue)) {
+      if (loops) {
+        return RunWithDepth < F, kWide, kRowTiles, kLoads <= 4 ? kLoopDepth : 1, kExperts,
+               kEpilogue, true > ();
+      }
+    }
+    if constexpr (kLoads <= 2) {
+      // Long sums want more loads in flight, short ones fewer registers and less code.
+      const int per_warp = (total_chunks + geometry.column_warps - 1) / geometry.column_warps;
+      if (per_warp > 2) {
+        RunWithDepth<F, kWide, kRowTiles, 4 / kLoads, kExperts, kEpilogue, false>();
+      } else {
+        RunWithDepth<F, kWide, kRowTiles, 2 / kLoads, kExperts, kEpilogue, false>();
+      }
+    } else {
+      RunWithDepth<F, kWide, kRowTiles, 1, kExperts, kEpilogue, false>();
+    }
+  }
+
+  template <WeightFormat F, bool kWide, int kRowTiles, int kDepth, Experts kExperts,
+            LinearEpilogue kEpilogue, bool kLoop>
+  void RunWithDepth() const {
     const auto kernel = MatvecKernel<F, kWide, kRowTiles, kDepth, kExperts, kEpilogue, kLoop>;
     const int tokens = kExperts == Experts::kNone ? params.linear.tokens : 1;
     const int warps = geometry.column_warps * geometry.row_warps;
@@ -333,7 +361,8 @@ struct Launcher {
            dim3(static_cast<unsigned>(warps * 32)), shared, stream, params);
   }
 
-  static constexpr bool Loops(Experts experts, LinearEpilogue epilogue) {
+  // Only large plain projections (the head) have more groups than blocks.
+  static constexpr bool CanLoop(Experts experts, LinearEpilogue epilogue) {
     return experts == Experts::kNone && epilogue == LinearEpilogue::kStore;
   }
 };
@@ -342,8 +371,12 @@ template <Experts kExperts, LinearEpilogue kEpilogue>
 void Dispatch(const LinearParams& linear, const ExpertParams* experts, const LinearShape& shape,
               cudaStream_t stream) {
   const PackedMatrix& m = linear.matrix;
-  Launcher launcher = {
-      {linear, nullptr, 0, 1, 1, 1, 1, 1.0f / static_cast<float>(m.cols)}, {}, 1, m.chunks, stream};
+  Launcher launcher = {{linear, nullptr, 0, 1, 1, 1, 1, 1.0f / static_cast<float>(m.cols)},
+                       {},
+                       1,
+                       m.chunks,
+                       false,
+                       stream};
   KernelParams& params = launcher.params;
   if (experts != nullptr) {
     params.routing = experts->routing;
@@ -356,8 +389,15 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
   const bool one_tile = m.format == WeightFormat::kF16 || m.format == WeightFormat::kF32 ||
                         m.scale_format == ScaleFormat::kWide ||
                         kEpilogue == LinearEpilogue::kRouter;
-  launcher.geometry = ChooseGeometry(m, launcher.total_chunks, shape, one_tile,
-                                     Launcher::Loops(kExperts, kEpilogue));
+  const int tiles_in_all = m.tiles * static_cast<int>(launcher.grid_y);
+  launcher.geometry =
+      ChooseGeometry(m, tiles_in_all, launcher.total_chunks, shape, one_tile, false);
+  if (Launcher::CanLoop(kExperts, kEpilogue) &&
+      launcher.geometry.groups > 2 * shape.multiprocessors) {
+    launcher.loops = true;
+    launcher.geometry =
+        ChooseGeometry(m, tiles_in_all, launcher.total_chunks, shape, one_tile, true);
+  }
   params.column_warps = launcher.geometry.column_warps;
   params.row_warps = launcher.geometry.row_warps;
   params.groups = launcher.geometry.groups;
