@@ -296,7 +296,9 @@ Geometry ChooseGeometry(const PackedMatrix& m, int tiles_in_all, int total_chunk
   const int least = loops ? kLoopDepth : 1;
   const int per_warp = std::max(least, (total_chunks + most_warps - 1) / most_warps);
   geometry.column_warps = (total_chunks + per_warp - 1) / per_warp;
-  geometry.row_tiles = !one_tile && tiles_in_all > shape.multiprocessors ? 2 : 1;
+  // A block finishes as many tiles at a time as it has warps, at most.
+  const bool two = !one_tile && geometry.column_warps >= 2 && tiles_in_all > shape.multiprocessors;
+  geometry.row_tiles = two ? 2 : 1;
   const int row_groups = (m.tiles + geometry.row_tiles - 1) / geometry.row_tiles;
   geometry.row_warps = 1;
   while (geometry.column_warps * (geometry.row_warps + 1) <= kMostLoopWarps &&
@@ -331,7 +333,7 @@ struct Launcher {
     if constexpr (kLoads <= 2) {
       // Long sums want more loads in flight, short ones fewer registers and less code.
       const int per_warp = (total_chunks + geometry.column_warps - 1) / geometry.column_warps;
-      if (per_warp > 2) {
+      if (per_warp > 2 / kLoads) {
         RunWithDepth<F, kWide, kRowTiles, 4 / kLoads, kExperts, kEpilogue, false>();
       } else {
         RunWithDepth<F, kWide, kRowTiles, 2 / kLoads, kExperts, kEpilogue, false>();
@@ -361,9 +363,10 @@ struct Launcher {
            dim3(static_cast<unsigned>(warps * 32)), shared, stream, params);
   }
 
-  // Only large plain projections (the head) have more groups than blocks.
+  // Projections of which large models have more groups than blocks.
   static constexpr bool CanLoop(Experts experts, LinearEpilogue epilogue) {
-    return experts == Experts::kNone && epilogue == LinearEpilogue::kStore;
+    return experts == Experts::kNone &&
+           (epilogue == LinearEpilogue::kStore || epilogue == LinearEpilogue::kSiluMul);
   }
 };
 
@@ -392,8 +395,7 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
   const int tiles_in_all = m.tiles * static_cast<int>(launcher.grid_y);
   launcher.geometry =
       ChooseGeometry(m, tiles_in_all, launcher.total_chunks, shape, one_tile, false);
-  if (Launcher::CanLoop(kExperts, kEpilogue) &&
-      launcher.geometry.groups > 2 * shape.multiprocessors) {
+  if (Launcher::CanLoop(kExperts, kEpilogue) && launcher.geometry.groups > shape.multiprocessors) {
     launcher.loops = true;
     launcher.geometry =
         ChooseGeometry(m, tiles_in_all, launcher.total_chunks, shape, one_tile, true);
