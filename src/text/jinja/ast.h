@@ -129,6 +129,77 @@ struct Expression {
   Node node;
 };
 
+// Calls `visit` with each direct child (an ExpressionPtr that is not null), in the order of
+// evaluation.
+template <class Visit>
+void ForEachChild(const CallArguments& arguments, Visit visit) {
+  for (const ExpressionPtr& argument : arguments.positional) visit(argument);
+  for (const auto& [name, argument] : arguments.named) visit(argument);
+  if (arguments.more_positional) visit(arguments.more_positional);
+  if (arguments.more_named) visit(arguments.more_named);
+}
+template <class Visit>
+void ForEachChild(const Expression& expression, Visit visit) {
+  struct Visitor {
+    Visit& visit;
+    void One(const ExpressionPtr& child) const {
+      if (child) visit(child);
+    }
+    void All(const std::vector<ExpressionPtr>& children) const {
+      for (const ExpressionPtr& child : children) One(child);
+    }
+    void operator()(const Literal&) const {}
+    void operator()(const Name&) const {}
+    void operator()(const NamespaceTarget&) const {}
+    void operator()(const ListLiteral& list) const { All(list.items); }
+    void operator()(const TupleLiteral& tuple) const { All(tuple.items); }
+    void operator()(const DictLiteral& dict) const {
+      for (const auto& [key, value] : dict.items) {
+        One(key);
+        One(value);
+      }
+    }
+    void operator()(const Attribute& attribute) const { One(attribute.object); }
+    void operator()(const Subscript& subscript) const {
+      One(subscript.object);
+      One(subscript.index);
+    }
+    void operator()(const Slice& slice) const {
+      One(slice.start);
+      One(slice.stop);
+      One(slice.step);
+    }
+    void operator()(const Call& call) const {
+      One(call.function);
+      ForEachChild(call.arguments, visit);
+    }
+    void operator()(const FilterCall& filter) const {
+      One(filter.input);
+      ForEachChild(filter.arguments, visit);
+    }
+    void operator()(const TestCall& test) const {
+      One(test.input);
+      ForEachChild(test.arguments, visit);
+    }
+    void operator()(const Unary& unary) const { One(unary.operand); }
+    void operator()(const Binary& binary) const {
+      One(binary.left);
+      One(binary.right);
+    }
+    void operator()(const Concatenation& concatenation) const { All(concatenation.parts); }
+    void operator()(const CompareChain& chain) const {
+      One(chain.first);
+      for (const auto& [comparison, operand] : chain.rest) One(operand);
+    }
+    void operator()(const Conditional& conditional) const {
+      One(conditional.condition);
+      One(conditional.then);
+      One(conditional.otherwise);
+    }
+  };
+  std::visit(Visitor{visit}, expression.node);
+}
+
 // --- scopes
 
 // How a variable of a scope gets its value when the scope is entered.
@@ -173,6 +244,9 @@ struct For {
   ExpressionPtr target;
   ExpressionPtr iterable;
   ExpressionPtr condition;  // `if` behind the iterable, or null
+  // A copy of `target` with variables of its own: the condition looks at the next element while the
+  // body still works on this one (loop.last).
+  ExpressionPtr condition_target;
   bool recursive = false;
   Body body;
   Body otherwise;
@@ -181,8 +255,6 @@ struct For {
   int loop_index = -1;
   Scope body_scope;
   Scope condition_scope;
-  // The condition is seen before the loop's own variables exist, so it has a target of its own.
-  ExpressionPtr condition_target;
   Scope otherwise_scope;
   Function function;  // of a recursive loop
 };
