@@ -68,7 +68,7 @@ Value LoopObject::Attribute(Runtime& runtime, const std::string& name, const Val
   if (name == "depth") return Value::Int(depth0_ + 1);
   if (name == "depth0") return Value::Int(depth0_);
   if (name == "previtem") {
-    return index0_ == 0 ? runtime.Undefined("there is no previous item") : before_;
+    return before_.Is(Kind::kMissing) ? runtime.Undefined("there is no previous item") : before_;
   }
   if (name == "nextitem") {
     const Value& next = PeekNext(runtime);

@@ -1,5 +1,6 @@
 // Filters that work on numbers, or turn something into one.
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -93,7 +94,7 @@ std::optional<int64_t> ParseInteger(Runtime& runtime, std::string_view text, int
     }
     base = 10;
   }
-  const std::string signed_digits = (negative ? "-" : "") + std::string(digits);
+  const std::string signed_digits = Concat(negative ? "-" : "", digits);
   if (digits.empty() || digits[0] == '-' || digits[0] == '+') return std::nullopt;
   int64_t number = 0;
   const char* end = signed_digits.data() + signed_digits.size();
@@ -220,12 +221,9 @@ Value FileSizeFormat(Runtime& runtime, const Value& input, const Arguments& argu
     return runtime.String(Concat(*whole, " Bytes"));
   }
   constexpr std::string_view kPrefixes = "kMGTPEZY";
-  double unit = base;
+  double unit = base * base;
   size_t prefix = 0;
-  do {
-    unit *= base;
-  } while (bytes >= unit && ++prefix < kPrefixes.size() - 1);
-  if (prefix == kPrefixes.size() - 1 && bytes >= unit) unit *= base;
+  for (; bytes >= unit && prefix + 1 < kPrefixes.size(); ++prefix) unit *= base;
   char buffer[400];
   std::snprintf(buffer, sizeof buffer, "%.1f", base * bytes / unit);
   const char letter = binary && prefix == 0 ? 'K' : kPrefixes[prefix];

@@ -105,7 +105,7 @@ Value Indent(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const bool first = reader.Bool(1);
   const bool blank = reader.Bool(2);
   // Python adds a line break, so that a last empty line counts.
-  const std::string text = input.text() + "\n";
+  const std::string text = Concat(input.text(), "\n");
   std::string indented;
   bool is_first = true;
   for (std::string_view line : SplitLines(text, false)) {
@@ -251,7 +251,7 @@ Value ToJsonFilter(Runtime& runtime, const Value& input, const Arguments& argume
       const int64_t width = std::max<int64_t>(reader.Int(1), 0);
       style.indent = Pad(runtime, "", static_cast<size_t>(width), 0, " ");
     }
-    style.item_separator = ",";
+    style.item_separator = std::string(1, ',');
   }
   if (const Value* separators = reader.GetSome(2)) {
     const std::vector<Value> parts = ToVector(runtime, *separators);
