@@ -176,6 +176,13 @@ void Evaluator::PrintTo(std::string& text, const Value& value) {
   runtime_.CheckText(text.size());
 }
 
+void Evaluator::PrintBlock(const Value& text, std::string_view block) {
+  if (!text.Is(Kind::kString)) {
+    runtime_.Fail("The block {% ", block, " %} should give a string, not ", TypeName(text), ".");
+  }
+  PrintTo(*output_, text);
+}
+
 Evaluator::Flow Evaluator::Run(const Output& output, int) {
   for (const ExpressionPtr& part : output.parts) {
     if (const auto* literal = std::get_if<Literal>(&part->node)) {
@@ -243,11 +250,13 @@ Evaluator::Flow Evaluator::RunLoop(const For& statement, const Value& iterable, 
   Flow flow = Flow::kNormal;
   // Whether to go on with the next element.
   const auto run_body = [&](const Value& element) {
-    any = true;
     runtime_.Step();
     Assign(*statement.target, element);
     Enter(statement.body_scope);
     flow = Execute(statement.body);
+    // jinja2 takes a loop for one without elements, and runs its `else`, unless the body got to its
+    // end once.
+    any = any || flow == Flow::kNormal;
     return flow != Flow::kBreak;
   };
   Value element;
@@ -325,7 +334,7 @@ Evaluator::Flow Evaluator::Run(const FilterBlock& statement, int) {
   Value outer = std::exchange(block_text_, runtime_.String(std::move(text)));
   const Value filtered = Evaluate(*statement.filter);
   block_text_ = std::move(outer);
-  PrintTo(*output_, filtered);
+  PrintBlock(filtered, "filter");
   return Flow::kNormal;
 }
 
@@ -340,7 +349,7 @@ Evaluator::Flow Evaluator::Run(const Macro& macro, int) {
 Evaluator::Flow Evaluator::Run(const CallBlock& block, int line) {
   const Value caller = runtime_.Callable(
       std::make_shared<MacroObject>(*this, block.caller, activation_));
-  PrintTo(*output_, EvalCall(std::get<Call>(block.call->node), line, caller));
+  PrintBlock(EvalCall(std::get<Call>(block.call->node), line, caller), "call");
   return Flow::kNormal;
 }
 
