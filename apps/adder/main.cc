@@ -34,6 +34,7 @@ int Main(int argc, char** argv) {
   AddLogitsCommand(program);
   AddInspectCommand(program);
   AddTokenizeCommand(program);
+  AddTemplateCommand(program);
   AddPerplexityCommand(program);
   AddQuantizeCommand(program);
   AddSynthesizeCommand(program);

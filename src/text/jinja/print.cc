@@ -238,7 +238,7 @@ class JsonPrinter {
       if (escape != std::string_view::npos) {
         text_ += '\\';
         text_ += kLetters[escape];
-      } else if (c < 0x20 || (style_.ensure_ascii && c >= 0x7F && c < 0x10000 && c != 0x7F)) {
+      } else if (c < 0x20 || (style_.ensure_ascii && c >= 0x7F && c < 0x10000)) {
         AppendHex(text_, "\\u", c, 4);
       } else if (style_.ensure_ascii && c >= 0x10000) {
         AppendHex(text_, "\\u", 0xD800 + ((c - 0x10000) >> 10), 4);
