@@ -64,8 +64,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool is_object = input.is_object();
   if (is_object && input.contains("tools")) options.tools = input["tools"];
   if (is_object && input.contains("variables")) options.variables = input["variables"];
-  const adder::Json messages =
-      is_object && input.contains("messages") ? input["messages"] : input;
+  const adder::Json messages = is_object && input.contains("messages") ? input["messages"] : input;
   for (const auto& parsed : templates) {
     try {
       if (!adder::text::IsValidUtf8(parsed.Render(messages, options))) __builtin_trap();

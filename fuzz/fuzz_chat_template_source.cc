@@ -40,8 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const adder::text::jinja::Template parsed(
         std::string_view(reinterpret_cast<const char*>(data), size), "template");
-    const std::string text =
-        parsed.Render(variables, adder::text::jinja::LocalTime, limits);
+    const std::string text = parsed.Render(variables, adder::text::jinja::LocalTime, limits);
     if (!adder::text::IsValidUtf8(text)) __builtin_trap();
   } catch (const adder::Error&) {
   }

@@ -150,8 +150,7 @@ Json ChatTemplate::SpecialTokens(const std::filesystem::path& model_dir) {
   return tokens;
 }
 
-ChatTemplate ChatTemplate::Parse(std::string_view source, const std::string& name,
-                                 Json variables) {
+ChatTemplate ChatTemplate::Parse(std::string_view source, const std::string& name, Json variables) {
   if (!variables.is_object()) Fail(name, ": the variables should be a JSON object.");
   return ChatTemplate(std::make_shared<const Sources>(
       Sources{jinja::Template(source, name), std::nullopt, std::move(variables)}));
@@ -172,7 +171,8 @@ std::string ChatTemplate::Render(const Json& messages, const ChatTemplateOptions
          ++variable) {
       for (size_t i = 0; i < own; ++i) {
         if (variables[i].first == variable.key()) {
-          Fail("The template's variables cannot include ", variable.key(), ", which has its own place.");
+          Fail("The template's variables cannot include ", variable.key(),
+               ", which has its own place.");
         }
       }
       variables.emplace_back(variable.key(), *variable);
@@ -182,8 +182,8 @@ std::string ChatTemplate::Render(const Json& messages, const ChatTemplateOptions
     variables.emplace_back(token.key(), *token);
   }
   const bool with_tools = options.tools.is_array();
-  const jinja::Template& chosen = with_tools && sources_->for_tools ? *sources_->for_tools
-                                                                    : sources_->standard;
+  const jinja::Template& chosen =
+      with_tools && sources_->for_tools ? *sources_->for_tools : sources_->standard;
   return options.now ? chosen.Render(variables, options.now) : chosen.Render(variables);
 }
 

@@ -270,7 +270,8 @@ Evaluator::Flow Evaluator::RunLoop(const For& statement, const Value& iterable, 
         return RunRecursively(statement, more, depth, outer);
       };
     }
-    auto loop = std::make_shared<LoopObject>(std::move(elements), length, std::move(recurse), depth0);
+    auto loop =
+        std::make_shared<LoopObject>(std::move(elements), length, std::move(recurse), depth0);
     loop->depth = iterable.depth() + 1;
     runtime_.Register(*loop, sizeof(LoopObject));
     // However the loop ends, what it refers to is dropped: it could be a part of itself.
@@ -341,14 +342,14 @@ Evaluator::Flow Evaluator::Run(const FilterBlock& statement, int) {
 Evaluator::Flow Evaluator::Run(const Macro& macro, int) {
   // The variable refers to the macro, and the macro to the variables around it.
   Keep(activation_);
-  SlotOf(macro.slot) = runtime_.Callable(
-      std::make_shared<MacroObject>(*this, macro.definition, activation_));
+  SlotOf(macro.slot) =
+      runtime_.Callable(std::make_shared<MacroObject>(*this, macro.definition, activation_));
   return Flow::kNormal;
 }
 
 Evaluator::Flow Evaluator::Run(const CallBlock& block, int line) {
-  const Value caller = runtime_.Callable(
-      std::make_shared<MacroObject>(*this, block.caller, activation_));
+  const Value caller =
+      runtime_.Callable(std::make_shared<MacroObject>(*this, block.caller, activation_));
   PrintBlock(EvalCall(std::get<Call>(block.call->node), line, caller), "call");
   return Flow::kNormal;
 }
@@ -418,9 +419,10 @@ Value Evaluator::CallMacro(const MacroDefinition& definition,
     for (size_t i = 0; i < definition.parameters.size(); ++i) {
       const auto& parameter = std::get<Name>(definition.parameters[i]->node);
       if (!SlotOf(parameter.slot).Is(Kind::kMissing)) continue;
-      Value value = i < without_default ? runtime_.Undefined(Concat("parameter '", parameter.name,
-                                                                    "' was not provided"))
-                                        : Evaluate(*definition.defaults[i - without_default]);
+      Value value =
+          i < without_default
+              ? runtime_.Undefined(Concat("parameter '", parameter.name, "' was not provided"))
+              : Evaluate(*definition.defaults[i - without_default]);
       SlotOf(parameter.slot) = std::move(value);
     }
     Execute(definition.body);
@@ -435,8 +437,7 @@ Value Evaluator::Evaluate(const Expression& expression) {
   const Runtime::Level level(runtime_);
   runtime_.Step();
   runtime_.line = expression.line;
-  return std::visit([&](const auto& node) { return Eval(node, expression.line); },
-                    expression.node);
+  return std::visit([&](const auto& node) { return Eval(node, expression.line); }, expression.node);
 }
 
 std::vector<Value> Evaluator::EvaluateAll(const std::vector<ExpressionPtr>& expressions) {

@@ -92,7 +92,8 @@ TEST(Jinja, Arithmetic) {
       {"{{ 7 // 2 }} {{ -7 // 2 }} {{ 7 // -2 }} {{ -7 % 3 }} {{ 7 % -3 }}", "3 -4 -4 2 -2"},
       {"{{ 7 / 2 }} {{ 4 / 2 }} {{ 7.5 // 2 }} {{ -7.5 % 2 }}", "3.5 2.0 3.0 0.5"},
       {"{{ 2 ** 10 }} {{ 2 ** -1 }} {{ -2 ** 2 }} {{ 2 ** 3 ** 2 }}", "1024 0.5 4 64"},
-      {"{{ 1 + 2 * 3 - 4 }} {{ (1 + 2) * 3 }} {{ true + 1 }} {{ 1_000 }} {{ 0x1f }}", "3 9 2 1000 31"},
+      {"{{ 1 + 2 * 3 - 4 }} {{ (1 + 2) * 3 }} {{ true + 1 }} {{ 1_000 }} {{ 0x1f }}",
+       "3 9 2 1000 31"},
       {"{{ 'a' * 3 }} {{ [1] * 2 }} {{ [1] + [2] }} {{ 'a' + 'b' }} {{ 1 ~ 'a' ~ none }}",
        "aaa [1, 1] [1, 2] ab 1aNone"},
       {"{{ 1 < 2 < 3 }} {{ 3 > 2 > 2 }} {{ 1 == 1.0 }} {{ 'a' < 'b' }} {{ [1, 2] < [1, 3] }}",
@@ -120,7 +121,8 @@ TEST(Jinja, StringsAreCodePoints) {
            "7 r 😀 😀 eßörG rö eöG"},
           {"{{ s.upper() }} {{ s | lower }} {{ 'ΑΣ ΣΑΣ'.lower() }} {{ 'ǆx'.title() }}",
            "GRÖSSE 😀 größe 😀 ας σας ǅx"},
-          {"{{ s.find('e') }} {{ s.center(9, '·') }} {{ s.split('ö') }}", "4 ·Größe 😀· ['Gr', 'ße 😀']"},
+          {"{{ s.find('e') }} {{ s.center(9, '·') }} {{ s.split('ö') }}",
+           "4 ·Größe 😀· ['Gr', 'ße 😀']"},
           {"{% for c in 'äb' %}[{{ c }}]{% endfor %}", "[ä][b]"},
           {"{{ s[99] }}{{ s[1:99][-2:] }}", " 😀"},
       },
@@ -133,27 +135,34 @@ TEST(Jinja, StringMethods) {
        "['a', 'b', 'c'] ['a', 'b,c'] ['a,b', 'c']"},
       {"{{ ' a b c '.split(none, 1) }} {{ ' a b c '.rsplit(none, 1) }}",
        "['a', 'b c '] [' a b', 'c']"},
-      {"[{{ '  a '.strip() }}][{{ 'xxaxx'.strip('x') }}][{{ 'ab'.lstrip('a') }}][{{ 'ab\\n'.rstrip() }}]",
+      {"[{{ '  a '.strip() }}][{{ 'xxaxx'.strip('x') }}][{{ 'ab'.lstrip('a') }}][{{ "
+       "'ab\\n'.rstrip() }}]",
        "[a][a][b][ab]"},
-      {"{{ 'abc'.startswith(('x', 'a')) }} {{ 'abc'.endswith('bc', 1) }} {{ 'abc'.startswith('b', 1) }}",
+      {"{{ 'abc'.startswith(('x', 'a')) }} {{ 'abc'.endswith('bc', 1) }} {{ 'abc'.startswith('b', "
+       "1) }}",
        "True True True"},
       {"{{ 'aaa'.replace('a', 'b', 2) }} {{ 'ab'.replace('', '-') }} {{ 'abab'.rfind('ab') }}",
        "bba -a-b- 2"},
       {"{{ 'a-b'.partition('-') }} {{ 'a'.rpartition('-') }} {{ ', '.join(['a', 'b']) }}",
        "('a', '-', 'b') ('', '', 'a') a, b"},
-      {"{{ '-5'.zfill(4) }} {{ 'ab'.ljust(4, '.') }} {{ 'ab'.center(5, '*') }} {{ 'a\\tb'.expandtabs(4) }}",
+      {"{{ '-5'.zfill(4) }} {{ 'ab'.ljust(4, '.') }} {{ 'ab'.center(5, '*') }} {{ "
+       "'a\\tb'.expandtabs(4) }}",
        "-005 ab.. **ab* a   b"},
-      {"{{ '12'.isdigit() }} {{ '²'.isdecimal() }} {{ 'aB'.isalpha() }} {{ ''.isspace() }} {{ 'Ab C'.istitle() }}",
+      {"{{ '12'.isdigit() }} {{ '²'.isdecimal() }} {{ 'aB'.isalpha() }} {{ ''.isspace() }} {{ 'Ab "
+       "C'.istitle() }}",
        "True False True False True"},
       {"{{ 'a\\nb\\r\\nc'.splitlines(true) }} {{ \"it's\".title() }} {{ 'aBC'.swapcase() }}",
        "['a\\n', 'b\\r\\n', 'c'] It'S Abc"},
-      {"{{ 'prefix-x'.removeprefix('prefix-') }} {{ 'x.py'.removesuffix('.py') }} {{ 'banana'.count('an') }}",
+      {"{{ 'prefix-x'.removeprefix('prefix-') }} {{ 'x.py'.removesuffix('.py') }} {{ "
+       "'banana'.count('an') }}",
        "x x 2"},
-      {"{{ '{} {1}'.format(1, 2) if false else '{0:>4}|{1!r}|{x[a].b}'.format(7, 'q', x={'a': {'b': 2}}) }}",
+      {"{{ '{} {1}'.format(1, 2) if false else '{0:>4}|{1!r}|{x[a].b}'.format(7, 'q', x={'a': "
+       "{'b': 2}}) }}",
        "   7|'q'|2"},
       {"{{ '{:08.3f} {:,} {:#x} {:^7} {:+d} {:%}'.format(3.14159, 1234567, 255, 'ab', 5, 0.5) }}",
        "0003.142 1,234,567 0xff   ab    +5 50.000000%"},
-      {"{{ '%s %d %05.1f %x %r %%' % ('a', 3.9, 2.25, 255, 'q') }} {{ '%(a)s' % {'a': 1} }} {{ '%5s|%-5s|' % (1, 2) }}",
+      {"{{ '%s %d %05.1f %x %r %%' % ('a', 3.9, 2.25, 255, 'q') }} {{ '%(a)s' % {'a': 1} }} {{ "
+       "'%5s|%-5s|' % (1, 2) }}",
        "a 3 002.2 ff 'q' % 1     1|2    |"},
   });
   ExpectFailures({
@@ -171,7 +180,8 @@ TEST(Jinja, FiltersOnTexts) {
   ExpectAll({
       {"{{ 'hello big-world (x)' | title }} {{ 'ABC dEf' | capitalize }} {{ ' x ' | trim }}",
        "Hello Big-World (X) Abc def x"},
-      {"{{ 'a\\nb\\n\\nc' | indent(2) }}|{{ 'a\\nb' | indent('> ', true) }}", "a\n  b\n\n  c|> a\n> b"},
+      {"{{ 'a\\nb\\n\\nc' | indent(2) }}|{{ 'a\\nb' | indent('> ', true) }}",
+       "a\n  b\n\n  c|> a\n> b"},
       {"{{ 'one two three' | truncate(9, leeway=0) }} {{ 'abcdefgh' | truncate(5, true, '.', 0) }}",
        "one... abcd."},
       {"{{ 'a b' | urlencode }} {{ {'a b': 'ä/'} | urlencode }} {{ \"it's 2 words\" | wordcount }}",
@@ -191,9 +201,11 @@ TEST(Jinja, ToJson) {
           {"{{ v | tojson(ensure_ascii=true, separators=(',', ':')) }}",
            R"({"a":"\u00e9\"\\\n<b>","b":[1,2.0,1e-05,null,true],"c":{},"d":[]})"},
           {"{{ v | tojson(indent=1) }}",
-           "{\n \"a\": \"é\\\"\\\\\\n<b>\",\n \"b\": [\n  1,\n  2.0,\n  1e-05,\n  null,\n  true\n ],\n"
+           "{\n \"a\": \"é\\\"\\\\\\n<b>\",\n \"b\": [\n  1,\n  2.0,\n  1e-05,\n  null,\n  true\n "
+           "],\n"
            " \"c\": {},\n \"d\": []\n}"},
-          {"{{ {'b': 1, 'a': (1, 2), 3: none} | tojson }} {{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}",
+          {"{{ {'b': 1, 'a': (1, 2), 3: none} | tojson }} {{ {'b': 1, 'a': 2} | "
+           "tojson(sort_keys=true) }}",
            R"({"b": 1, "a": [1, 2], "3": null} {"a": 2, "b": 1})"},
           {"{{ '😀\\x7f\\x1f' | tojson(ensure_ascii=true) }}", R"("\ud83d\ude00\u007f\u001f")"},
           {"{{ (v.b[1] * 1e308 * 10) | tojson }} {{ v.b[1] * 1e308 * 10 }}", "Infinity inf"},
@@ -207,22 +219,33 @@ TEST(Jinja, ToJson) {
 TEST(Jinja, FiltersOnSequences) {
   ExpectAll(
       {
-          {"{{ l | sort }} {{ l | sort(reverse=true) }} {{ ['b', 'A'] | sort }} {{ ['b', 'A', 'a'] | sort(case_sensitive=true) }}",
+          {"{{ l | sort }} {{ l | sort(reverse=true) }} {{ ['b', 'A'] | sort }} {{ ['b', 'A', 'a'] "
+           "| sort(case_sensitive=true) }}",
            "[1, 2, 3] [3, 2, 1] ['A', 'b'] ['A', 'a', 'b']"},
-          {"{{ l | first }} {{ l | last }} {{ [] | first }} {{ l | sum }} {{ l | min }} {{ l | max }}", "3 2  6 1 3"},
+          {"{{ l | first }} {{ l | last }} {{ [] | first }} {{ l | sum }} {{ l | min }} {{ l | max "
+           "}}",
+           "3 2  6 1 3"},
           {"{{ l | batch(2, 0) | list }} {{ range(5) | slice(3) | list }} {{ l | join('-') }}",
            "[[3, 1], [2, 0]] [[0, 1], [2, 3], [4]] 3-1-2"},
-          {"{{ m | map(attribute='r') | join(',') }} {{ m | map(attribute='z', default=0) | list }} {{ ['a'] | map('upper') | list }}",
+          {"{{ m | map(attribute='r') | join(',') }} {{ m | map(attribute='z', default=0) | list "
+           "}} {{ ['a'] | map('upper') | list }}",
            "u,a,u [0, 0, 0] ['A']"},
-          {"{{ m | selectattr('r', 'equalto', 'u') | map(attribute='n') | list }} {{ m | rejectattr('n') | list | length }}",
+          {"{{ m | selectattr('r', 'equalto', 'u') | map(attribute='n') | list }} {{ m | "
+           "rejectattr('n') | list | length }}",
            "[1, 3] 1"},
-          {"{{ [1, none, 2] | select | list }} {{ range(5) | reject('odd') | list }}", "[1, 2] [0, 2, 4]"},
-          {"{% for g, items in m | groupby('r') %}{{ g }}:{{ items | length }} {% endfor %}", "a:1 u:2 "},
-          {"{{ {'b': 1, 'A': 2} | dictsort }} {{ {'b': 1, 'a': 2} | dictsort(by='value', reverse=true) }}",
+          {"{{ [1, none, 2] | select | list }} {{ range(5) | reject('odd') | list }}",
+           "[1, 2] [0, 2, 4]"},
+          {"{% for g, items in m | groupby('r') %}{{ g }}:{{ items | length }} {% endfor %}",
+           "a:1 u:2 "},
+          {"{{ {'b': 1, 'A': 2} | dictsort }} {{ {'b': 1, 'a': 2} | dictsort(by='value', "
+           "reverse=true) }}",
            "[('A', 2), ('b', 1)] [('a', 2), ('b', 1)]"},
-          {"{{ ['a', 'B', 'A'] | unique | list }} {{ 'abc' | reverse }} {{ l | reverse | list }} {{ d | items | list }}",
+          {"{{ ['a', 'B', 'A'] | unique | list }} {{ 'abc' | reverse }} {{ l | reverse | list }} "
+           "{{ d | items | list }}",
            "['a', 'B'] cba [2, 1, 3] [('k', 1)]"},
-          {"{{ x | default('n') }} {{ '' | default('n') }} {{ '' | d('n', true) }} {{ d.q | default }}", "n  n "},
+          {"{{ x | default('n') }} {{ '' | default('n') }} {{ '' | d('n', true) }} {{ d.q | "
+           "default }}",
+           "n  n "},
           {"{{ m | sum('n') }} {{ m | max(attribute='n') }}", "4 {'r': 'u', 'n': 3}"},
       },
       R"({"l": [3, 1, 2], "d": {"k": 1}, "m": [{"r": "u", "n": 1}, {"r": "a", "n": 0}, {"r": "u", "n": 3}]})");
@@ -234,10 +257,13 @@ TEST(Jinja, FiltersOnSequences) {
 
 TEST(Jinja, FiltersOnNumbers) {
   ExpectAll({
-      {"{{ '12' | int }} {{ '3.9' | int }} {{ 'x' | int(7) }} {{ '0x1f' | int(0, 16) }} {{ ' 1_0 ' | int }} {{ none | int }}",
+      {"{{ '12' | int }} {{ '3.9' | int }} {{ 'x' | int(7) }} {{ '0x1f' | int(0, 16) }} {{ ' 1_0 ' "
+       "| int }} {{ none | int }}",
        "12 3 7 31 10 0"},
-      {"{{ '1e3' | float }} {{ 'x' | float(1.5) }} {{ 'inf' | float }} {{ -3 | abs }}", "1000.0 1.5 inf 3"},
-      {"{{ 2.5 | round }} {{ 3.5 | round }} {{ 2.675 | round(2) }} {{ 42 | round }} {{ 2.1 | round(0, 'ceil') }} {{ 2.55 | round(1, 'floor') }}",
+      {"{{ '1e3' | float }} {{ 'x' | float(1.5) }} {{ 'inf' | float }} {{ -3 | abs }}",
+       "1000.0 1.5 inf 3"},
+      {"{{ 2.5 | round }} {{ 3.5 | round }} {{ 2.675 | round(2) }} {{ 42 | round }} {{ 2.1 | "
+       "round(0, 'ceil') }} {{ 2.55 | round(1, 'floor') }}",
        "2.0 4.0 2.67 42 3.0 2.5"},
       {"{{ 1 | filesizeformat }} {{ 1500 | filesizeformat }} {{ 1048576 | filesizeformat(true) }}",
        "1 Byte 1.5 kB 1.0 MiB"},
@@ -247,17 +273,23 @@ TEST(Jinja, FiltersOnNumbers) {
 TEST(Jinja, Tests) {
   ExpectAll(
       {
-          {"{{ a is defined }} {{ b is defined }} {{ b is undefined }} {{ a is none }} {{ n is none }}",
+          {"{{ a is defined }} {{ b is defined }} {{ b is undefined }} {{ a is none }} {{ n is "
+           "none }}",
            "True False True False True"},
-          {"{{ 1 is number }} {{ true is number }} {{ true is integer }} {{ 1.0 is float }} {{ true is boolean }}",
+          {"{{ 1 is number }} {{ true is number }} {{ true is integer }} {{ 1.0 is float }} {{ "
+           "true is boolean }}",
            "True True False True True"},
-          {"{{ 'a' is string }} {{ {} is mapping }} {{ [] is sequence }} {{ {} is sequence }} {{ 'a' is iterable }} {{ 1 is iterable }}",
+          {"{{ 'a' is string }} {{ {} is mapping }} {{ [] is sequence }} {{ {} is sequence }} {{ "
+           "'a' is iterable }} {{ 1 is iterable }}",
            "True True True True True False"},
-          {"{{ 3 is odd }} {{ 4 is even }} {{ 9 is divisibleby 3 }} {{ 'a' is in 'abc' }} {{ 1 is eq 1 }} {{ 2 is gt(1) }}",
+          {"{{ 3 is odd }} {{ 4 is even }} {{ 9 is divisibleby 3 }} {{ 'a' is in 'abc' }} {{ 1 is "
+           "eq 1 }} {{ 2 is gt(1) }}",
            "True True True True True True"},
-          {"{{ 'a' is lower }} {{ 'A' is upper }} {{ true is true }} {{ 1 is true }} {{ none is not none }} {{ 'upper' is filter }} {{ 'x' is test }}",
+          {"{{ 'a' is lower }} {{ 'A' is upper }} {{ true is true }} {{ 1 is true }} {{ none is "
+           "not none }} {{ 'upper' is filter }} {{ 'x' is test }}",
            "True True True False False True False"},
-          {"{{ a is sameas a }} {{ range is callable }} {{ ('x' | safe) is escaped }}", "True True True"},
+          {"{{ a is sameas a }} {{ range is callable }} {{ ('x' | safe) is escaped }}",
+           "True True True"},
       },
       R"({"a": 1, "n": null})");
   ExpectFailures({{"{{ 1 is nothing }}", "line 1: There is no test nothing"}});
@@ -265,18 +297,32 @@ TEST(Jinja, Tests) {
 
 TEST(Jinja, Loops) {
   ExpectAll({
-      {"{% for i in 'abc' %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.first }}{{ loop.last }}{{ loop.length }} {% endfor %}",
+      {"{% for i in 'abc' %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.first }}{{ "
+       "loop.last }}{{ loop.length }} {% endfor %}",
        "103TrueFalse3 212FalseFalse3 321FalseTrue3 "},
-      {"{% for i in [1, 2, 3] %}{{ loop.previtem }}<{{ i }}>{{ loop.nextitem }} {% endfor %}", "<1>2 1<2>3 2<3> "},
-      {"{% for i in [1, 1, 2] %}{{ loop.changed(i) }}{{ loop.cycle('a', 'b') }} {% endfor %}", "Truea Falseb Truea "},
+      {"{% for i in [1, 2, 3] %}{{ loop.previtem }}<{{ i }}>{{ loop.nextitem }} {% endfor %}",
+       "<1>2 1<2>3 2<3> "},
+      {"{% for i in [1, 1, 2] %}{{ loop.changed(i) }}{{ loop.cycle('a', 'b') }} {% endfor %}",
+       "Truea Falseb Truea "},
       {"{% for i in [] %}x{% else %}none{% endfor %}", "none"},
-      {"{% for i in range(6) if i is odd %}{{ i }}{{ loop.last }}{% endfor %}", "1False3False5True"},
-      {"{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}", "013"},
-      {"{% for a, b in {'x': 1}.items() %}{{ a }}{{ b }}{% endfor %}{% for a, (b, c) in [(1, (2, 3))] %}{{ a + b + c }}{% endfor %}", "x16"},
-      {"{% for i in [1, [2, [3]]] recursive %}{{ loop(i) if i is iterable else i }}{{ loop.depth }}{% endfor %}", "11223321"},
+      {"{% for i in range(6) if i is odd %}{{ i }}{{ loop.last }}{% endfor %}",
+       "1False3False5True"},
+      {"{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 %}{% break "
+       "%}{% endif %}{{ i }}{% endfor %}",
+       "013"},
+      {"{% for a, b in {'x': 1}.items() %}{{ a }}{{ b }}{% endfor %}{% for a, (b, c) in [(1, (2, "
+       "3))] %}{{ a + b + c }}{% endfor %}",
+       "x16"},
+      {"{% for i in [1, [2, [3]]] recursive %}{{ loop(i) if i is iterable else i }}{{ loop.depth "
+       "}}{% endfor %}",
+       "11223321"},
       {"{% set x = 0 %}{% for i in [1, 2] %}{{ x }}{% set x = i %}{% endfor %}{{ x }}", "000"},
-      {"{% set ns = namespace(x=0) %}{% for i in [1, 2] %}{% set ns.x = ns.x + i %}{% endfor %}{{ ns.x }}", "3"},
-      {"{% for i in [1] %}{% for j in [1, 2] %}{{ loop.index }}{% endfor %}{{ loop.index }}{% endfor %}", "121"},
+      {"{% set ns = namespace(x=0) %}{% for i in [1, 2] %}{% set ns.x = ns.x + i %}{% endfor %}{{ "
+       "ns.x }}",
+       "3"},
+      {"{% for i in [1] %}{% for j in [1, 2] %}{{ loop.index }}{% endfor %}{{ loop.index }}{% "
+       "endfor %}",
+       "121"},
       // As jinja2 has it: a body that never ends in its last statement counts as no element.
       {"{% for i in [1] %}a{% continue %}{% else %}b{% endfor %}", "ab"},
       {"{% for i in undefined_name %}x{% endfor %}", ""},
@@ -305,18 +351,26 @@ TEST(Jinja, ScopesFollowJinja2) {
           {"{% filter upper %}a{% set x = 4 %}{{ x }}{% endfilter %}{{ x }}", "A41"},
           {"{% generation %}{% set x = 7 %}{{ x }}{% endgeneration %}{{ x }}", "71"},
           {"{% for x in [5] %}{{ x }}{% endfor %}{{ x }}", "51"},
-          {"{% for i in [1, 2] %}{% if i == 1 %}{% set x = 8 %}{% endif %}{{ x }}{% endfor %}", "81"},
+          {"{% for i in [1, 2] %}{% if i == 1 %}{% set x = 8 %}{% endif %}{{ x }}{% endfor %}",
+           "81"},
       },
       R"({"x": 1})");
 }
 
 TEST(Jinja, Macros) {
   ExpectAll({
-      {"{% macro m(a, b=2, c=a) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(1) }} {{ m(1, c=3) }} {{ m(b=5, a=4) }}", "121 123 454"},
-      {"{% macro m() %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, 2, x=3) }}", "(1, 2){'x': 3}"},
-      {"{% macro m(a) %}[{{ a }}]{% endmacro %}{{ m() }}{{ m(*[1]) }}{{ m(**{'a': 2}) }}", "[][1][2]"},
-      {"{% macro m(x) %}<{{ caller(x) }}>{% endmacro %}{% call(v) m(3) %}{{ v + 1 }}{% endcall %}", "<4>"},
-      {"{% macro f(n) %}{{ n if n < 2 else f(n - 1) | int + f(n - 2) | int }}{% endmacro %}{{ f(10) }}", "55"},
+      {"{% macro m(a, b=2, c=a) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(1) }} {{ m(1, c=3) }} {{ "
+       "m(b=5, a=4) }}",
+       "121 123 454"},
+      {"{% macro m() %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, 2, x=3) }}",
+       "(1, 2){'x': 3}"},
+      {"{% macro m(a) %}[{{ a }}]{% endmacro %}{{ m() }}{{ m(*[1]) }}{{ m(**{'a': 2}) }}",
+       "[][1][2]"},
+      {"{% macro m(x) %}<{{ caller(x) }}>{% endmacro %}{% call(v) m(3) %}{{ v + 1 }}{% endcall %}",
+       "<4>"},
+      {"{% macro f(n) %}{{ n if n < 2 else f(n - 1) | int + f(n - 2) | int }}{% endmacro %}{{ "
+       "f(10) }}",
+       "55"},
       {"{% macro m() %}{% endmacro %}{{ m.name }} {{ m.arguments }}", "m ()"},
   });
   ExpectFailures({
@@ -331,7 +385,8 @@ TEST(Jinja, Macros) {
 TEST(Jinja, AttributesAndElements) {
   ExpectAll(
       {
-          {"{{ d.a }} {{ d['a'] }} {{ d.items is callable }} {{ d['items'] }} {{ d.missing }}{{ d.missing is defined }}",
+          {"{{ d.a }} {{ d['a'] }} {{ d.items is callable }} {{ d['items'] }} {{ d.missing }}{{ "
+           "d.missing is defined }}",
            "1 1 True 5 False"},
           {"{{ d.get('a') }} {{ d.get('q') }} {{ d.get('q', 3) }} {{ l.0 }} {{ l[-1] }} {{ l[9] }}",
            "1 None 3 10 30 "},
@@ -357,8 +412,11 @@ TEST(Jinja, Globals) {
       {"{{ range(5, 0, -2) | list }} {{ dict(a=1, **{'b': 2}) }} {{ dict([('a', 1)]) }}",
        "[5, 3, 1] {'a': 1, 'b': 2} {'a': 1}"},
       {"{% set j = joiner('|') %}{{ j() }}a{{ j() }}b{{ j() }}c", "a|b|c"},
-      {"{% set c = cycler(1, 2) %}{{ c.next() }}{{ c.next() }}{{ c.next() }}{{ c.current }}{{ c.reset() }}{{ c.current }}", "1212None1"},
-      {"{{ strftime_now('%d %b %Y %H:%M') }} {{ strftime_now('%A %-d 100%') }}", "15 Jun 2025 12:34 Sunday 15 100%"},
+      {"{% set c = cycler(1, 2) %}{{ c.next() }}{{ c.next() }}{{ c.next() }}{{ c.current }}{{ "
+       "c.reset() }}{{ c.current }}",
+       "1212None1"},
+      {"{{ strftime_now('%d %b %Y %H:%M') }} {{ strftime_now('%A %-d 100%') }}",
+       "15 Jun 2025 12:34 Sunday 15 100%"},
   });
   ExpectFailures({{"{{ raise_exception('no system role') }}", "no system role"},
                   {"{{ range(1000000) }}", "100000"},
@@ -408,22 +466,27 @@ TEST(Jinja, Bounds) {
            "{{ 'x' | indent(9223372036854775807, true) }}",
            "{{ [1] | batch(9223372036854775807, 0) | list }}",
            "{{ [1] | slice(9223372036854775807) | list }}",
-           "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-           "{% set ns = namespace(s=[]) %}{% for i in range(999) %}{% set ns.s = [ns.s] %}{% endfor %}",
-           "{% set ns = namespace(s=[1]) %}{% for i in range(999) %}{% set ns.s = ns.s | map('abs') %}{% endfor %}{{ ns.s | list }}",
+           "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% "
+           "endfor %}",
+           "{% set ns = namespace(s=[]) %}{% for i in range(999) %}{% set ns.s = [ns.s] %}{% "
+           "endfor %}",
+           "{% set ns = namespace(s=[1]) %}{% for i in range(999) %}{% set ns.s = ns.s | "
+           "map('abs') %}{% endfor %}{{ ns.s | list }}",
            "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}",
            "{% set ns = namespace() %}{% set ns.self = ns %}{{ ns }}",
            "{% for i in range(9999) %}xxxxxxxxxxxxxxxxxx{% endfor %}",
        }) {
     const std::string message = FailureOf(source, "{}", limits);
-    EXPECT_TRUE(message.starts_with("test, line 1: ")) << source << " gave " << message.substr(0, 200);
+    EXPECT_TRUE(message.starts_with("test, line 1: "))
+        << source << " gave " << message.substr(0, 200);
   }
   for (std::string_view part : {"(", "[", "{1:", "not ", "-", "a[", "f(", "'a' if "}) {
     std::string source = "{{ ";
     for (int i = 0; i < 100'000; ++i) source += part;
     EXPECT_TRUE(FailureOf(source).starts_with("test, line 1: ")) << part;
   }
-  for (std::string_view part : {" + a", ".a", "|abs", "[0]", "()", " and a", " if a else a", "**a"}) {
+  for (std::string_view part :
+       {" + a", ".a", "|abs", "[0]", "()", " and a", " if a else a", "**a"}) {
     std::string source = "{{ a";
     for (int i = 0; i < 100'000; ++i) source += part;
     EXPECT_TRUE(FailureOf(source + "}}").starts_with("test, line 1: ")) << part;
@@ -436,19 +499,23 @@ TEST(Jinja, Bounds) {
 TEST(Jinja, CyclesAreReleased) {
   // Leak checkers would report what is not.
   EXPECT_EQ(Render("{% set ns = namespace() %}{% set ns.self = ns %}"
-                   "{% macro m() %}{% macro inner() %}{{ ns }}{% endmacro %}{% set ns.f = inner %}{% endmacro %}"
+                   "{% macro m() %}{% macro inner() %}{{ ns }}{% endmacro %}{% set ns.f = inner "
+                   "%}{% endmacro %}"
                    "{{ m() }}{% for i in [1] %}{% set ns.l = loop %}{% endfor %}{{ ns.l.index }}"),
             "1");
   EXPECT_EQ(Render("{% set ns = namespace(p=none) %}{% for i in range(100000) %}"
                    "{% set ns.p = namespace(p=ns.p) %}{% endfor %}done"),
             "done");
-  ExpectFailures({{"{% macro m() %}{% endmacro %}{% set ns = namespace(m=m) %}{% set ns.n = ns %}"
-                   "{% for i in [1] if m %}{% set ns.l = loop %}{{ 1 / 0 }}{% endfor %}",
-                   "divided by zero"}});
+  ExpectFailures(
+      {{"{% macro m() %}{% endmacro %}{% set ns = namespace(m=m) %}{% set ns.n = ns %}"
+        "{% for i in [1] if m %}{% set ns.l = loop %}{{ 1 / 0 }}{% endfor %}",
+        "divided by zero"}});
 }
 
 TEST(Jinja, WrongBytes) {
-  EXPECT_EQ(Render("a\xff{{ '\xc3' }}b"), "a\xEF\xBF\xBD\xEF\xBF\xBD" "b");
+  EXPECT_EQ(Render("a\xff{{ '\xc3' }}b"),
+            "a\xEF\xBF\xBD\xEF\xBF\xBD"
+            "b");
   EXPECT_EQ(Render("{{ '\\ud800' | length }}"), "1");
   EXPECT_EQ(Render(std::string_view("a\0b{{ '\\x00' }}", 15)), std::string("a\0b\0", 4));
   const Template parsed("{{ x }}{{ d }}", "test");
