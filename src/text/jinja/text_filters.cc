@@ -287,11 +287,6 @@ constexpr NamedFilter kFilters[] = {
 
 }  // namespace
 
-FilterFunction FindTextFilter(std::string_view name) {
-  for (const NamedFilter& filter : kFilters) {
-    if (filter.name == name) return filter.function;
-  }
-  return nullptr;
-}
+std::span<const NamedFilter> TextFilters() { return kFilters; }
 
 }  // namespace adder::text::jinja
