@@ -16,7 +16,7 @@ namespace {
 struct Specification {
   std::string fill = " ";
   char align = '\0';
-  char sign = '-';
+  char sign = '\0';  // as given
   bool alternate = false;
   bool zero = false;
   int width = 0;
@@ -115,7 +115,8 @@ std::string GroupNumber(const Specification& specification, const std::string& w
 
 std::string SignText(const Specification& specification, bool negative) {
   if (negative) return "-";
-  return specification.sign == '-' ? "" : std::string(1, specification.sign);
+  const bool shown = specification.sign == '+' || specification.sign == ' ';
+  return shown ? std::string(1, specification.sign) : "";
 }
 
 size_t WidthLeft(const Specification& specification, size_t used) {
@@ -157,6 +158,34 @@ std::string FormatInteger(Runtime& runtime, int64_t value, const Specification& 
   return Align(runtime, specification, prefix, grouped, '>');
 }
 
+// Without a type: like repr, or with a precision like g, but with a digit behind the point, and the
+// exponent begins one digit earlier.
+std::string GeneralDigits(double number, std::optional<int> given_precision, bool alternate) {
+  if (!given_precision) {
+    std::string digits = FloatRepr(number);
+    const size_t e = digits.find('e');
+    const bool has_point = digits.find('.') != std::string::npos;
+    if (alternate && e != std::string::npos && !has_point) digits.insert(e, 1, '.');
+    return digits;
+  }
+  const int precision = std::max(*given_precision, 1);
+  std::string digits = FloatDigits(number, 'g', precision, alternate);
+  const std::string scientific = FloatDigits(number, 'e', precision - 1, alternate);
+  const size_t e = scientific.find('e');
+  const int power = std::atoi(scientific.c_str() + e + 1);
+  if (power == precision - 1) {
+    if (alternate) return scientific;
+    std::string mantissa = scientific.substr(0, e);
+    if (mantissa.find('.') != std::string::npos) {
+      mantissa.erase(mantissa.find_last_not_of('0') + 1);
+      if (mantissa.ends_with('.')) mantissa.pop_back();
+    }
+    return mantissa + scientific.substr(e);
+  }
+  if (digits.find_first_of(".e") == std::string::npos) digits += ".0";
+  return digits;
+}
+
 std::string FormatFloat(Runtime& runtime, double value, const Specification& specification) {
   const char type = specification.type;
   std::string digits;
@@ -165,26 +194,8 @@ std::string FormatFloat(Runtime& runtime, double value, const Specification& spe
   } else if (type == '%') {
     digits = FloatDigits(std::abs(value) * 100, 'f', specification.precision.value_or(6),
                          specification.alternate);
-  } else if (type == '\0' && !specification.precision) {
-    digits = FloatRepr(std::abs(value));
   } else if (type == '\0') {
-    // Like g, but with a digit behind the point; the exponent begins one digit earlier.
-    const int precision = std::max(*specification.precision, 1);
-    digits = FloatDigits(std::abs(value), 'g', precision, false);
-    const std::string exponent = FloatDigits(std::abs(value), 'e', precision - 1, false);
-    const int power = std::atoi(exponent.c_str() + exponent.find('e') + 1);
-    if (power == precision - 1 && power >= 0 && value != 0) {
-      digits = FloatDigits(std::abs(value), 'e', precision - 1, false);
-      const size_t e = digits.find('e');
-      std::string mantissa = digits.substr(0, e);
-      if (mantissa.find('.') != std::string::npos) {
-        mantissa.erase(mantissa.find_last_not_of('0') + 1);
-        if (mantissa.ends_with('.')) mantissa.pop_back();
-      }
-      digits = mantissa + digits.substr(e);
-    } else if (digits.find_first_of(".e") == std::string::npos) {
-      digits += ".0";
-    }
+    digits = GeneralDigits(std::abs(value), specification.precision, specification.alternate);
   } else {
     digits = FloatDigits(std::abs(value), type == 'n' ? 'g' : type,
                          specification.precision.value_or(6), specification.alternate);
@@ -204,7 +215,7 @@ std::string FormatFloat(Runtime& runtime, double value, const Specification& spe
 std::string FormatText(Runtime& runtime, const std::string& text,
                        const Specification& specification) {
   const bool fine = (specification.type == '\0' || specification.type == 's') &&
-                    specification.sign == '-' && !specification.alternate &&
+                    specification.sign == '\0' && !specification.alternate &&
                     specification.grouping == '\0' && specification.align != '=';
   if (!fine) runtime.Fail("The format specification is for numbers, the value is a string.");
   std::string body = text;
@@ -231,11 +242,17 @@ std::string FormatValue(Runtime& runtime, const Value& value, std::string_view s
   const auto is_one_of = [&parsed](std::string_view types) {
     return parsed.type != '\0' && types.find(parsed.type) != std::string_view::npos;
   };
+  if (parsed.grouping != '\0' && is_one_of("nc")) {
+    runtime.Fail("A format of type ", std::string(1, parsed.type), " takes no separator.");
+  }
   if (value.IsInteger()) {
     if (parsed.type == '\0' || is_one_of("bdoxXn")) {
       return FormatInteger(runtime, value.integer(), parsed);
     }
     if (parsed.type == 'c') {
+      if (parsed.sign != '\0' || parsed.precision || parsed.alternate) {
+        runtime.Fail("A character is formatted without a sign, # and a precision.");
+      }
       return Align(runtime, parsed, "", CharacterOf(runtime, value.integer()), '<');
     }
   }
