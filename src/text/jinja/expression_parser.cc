@@ -20,12 +20,16 @@ constexpr OperatorName kProductOperators[] = {{"*", BinaryOperator::kMultiply},
                                               {"//", BinaryOperator::kFloorDivide},
                                               {"%", BinaryOperator::kModulo}};
 
-// The operator among `names` that the stream is at, which is then skipped.
+constexpr OperatorName kPowerOperators[] = {{"**", BinaryOperator::kPower}};
+constexpr OperatorName kAndOperators[] = {{"and", BinaryOperator::kAnd}};
+constexpr OperatorName kOrOperators[] = {{"or", BinaryOperator::kOr}};
+
+// The operator among `names`, symbols or words, that the stream is at, which is then skipped.
 template <size_t kCount>
 std::optional<BinaryOperator> TakeOperator(TokenStream& stream,
                                            const OperatorName (&names)[kCount]) {
   for (const OperatorName& name : names) {
-    if (stream.SkipOperator(name.text)) return name.op;
+    if (stream.SkipOperator(name.text) || stream.SkipName(name.text)) return name.op;
   }
   return std::nullopt;
 }
@@ -72,24 +76,25 @@ ExpressionPtr ExpressionParser::ParseConditional() {
   return then;
 }
 
-ExpressionPtr ExpressionParser::ParseOr() {
-  ExpressionPtr left = ParseAnd();
-  while (stream_.IsName("or")) {
-    const int line = stream_.Take().line;
-    ExpressionPtr right = ParseAnd();
-    left = Make(line, Binary{BinaryOperator::kOr, std::move(left), std::move(right)});
+template <class Operators, class ParseOperand>
+ExpressionPtr ExpressionParser::ParseLeftToRight(const Operators& operators,
+                                                 ParseOperand parse_operand) {
+  int line = stream_.line();
+  ExpressionPtr left = parse_operand();
+  while (const auto op = TakeOperator(stream_, operators)) {
+    ExpressionPtr right = parse_operand();
+    left = Make(line, Binary{*op, std::move(left), std::move(right)});
+    line = stream_.line();
   }
   return left;
 }
 
+ExpressionPtr ExpressionParser::ParseOr() {
+  return ParseLeftToRight(kOrOperators, [this] { return ParseAnd(); });
+}
+
 ExpressionPtr ExpressionParser::ParseAnd() {
-  ExpressionPtr left = ParseNot();
-  while (stream_.IsName("and")) {
-    const int line = stream_.Take().line;
-    ExpressionPtr right = ParseNot();
-    left = Make(line, Binary{BinaryOperator::kAnd, std::move(left), std::move(right)});
-  }
-  return left;
+  return ParseLeftToRight(kAndOperators, [this] { return ParseNot(); });
 }
 
 ExpressionPtr ExpressionParser::ParseNot() {
@@ -133,14 +138,7 @@ ExpressionPtr ExpressionParser::ParseComparison() {
 }
 
 ExpressionPtr ExpressionParser::ParseSum() {
-  int line = stream_.line();
-  ExpressionPtr left = ParseConcatenation();
-  while (const auto op = TakeOperator(stream_, kSumOperators)) {
-    ExpressionPtr right = ParseConcatenation();
-    left = Make(line, Binary{*op, std::move(left), std::move(right)});
-    line = stream_.line();
-  }
-  return left;
+  return ParseLeftToRight(kSumOperators, [this] { return ParseConcatenation(); });
 }
 
 ExpressionPtr ExpressionParser::ParseConcatenation() {
@@ -153,26 +151,12 @@ ExpressionPtr ExpressionParser::ParseConcatenation() {
 }
 
 ExpressionPtr ExpressionParser::ParseProduct() {
-  int line = stream_.line();
-  ExpressionPtr left = ParsePower();
-  while (const auto op = TakeOperator(stream_, kProductOperators)) {
-    ExpressionPtr right = ParsePower();
-    left = Make(line, Binary{*op, std::move(left), std::move(right)});
-    line = stream_.line();
-  }
-  return left;
+  return ParseLeftToRight(kProductOperators, [this] { return ParsePower(); });
 }
 
 // Other than in Python: to the left, and a sign binds more tightly.
 ExpressionPtr ExpressionParser::ParsePower() {
-  int line = stream_.line();
-  ExpressionPtr left = ParseUnary(true);
-  while (stream_.SkipOperator("**")) {
-    ExpressionPtr right = ParseUnary(true);
-    left = Make(line, Binary{BinaryOperator::kPower, std::move(left), std::move(right)});
-    line = stream_.line();
-  }
-  return left;
+  return ParseLeftToRight(kPowerOperators, [this] { return ParseUnary(true); });
 }
 
 ExpressionPtr ExpressionParser::ParseUnary(bool with_filters) {

@@ -45,6 +45,9 @@ class ExpressionParser {
 
   ExpressionPtr Make(int line, Expression::Node node) const;
   ExpressionPtr ParseConditional();
+  // Operands with operators of one precedence between them.
+  template <class Operators, class ParseOperand>
+  ExpressionPtr ParseLeftToRight(const Operators& operators, ParseOperand parse_operand);
   ExpressionPtr ParseOr();
   ExpressionPtr ParseAnd();
   ExpressionPtr ParseNot();

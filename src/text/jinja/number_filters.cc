@@ -45,15 +45,18 @@ std::optional<std::string> PrepareNumber(std::string_view text) {
   return prepared;
 }
 
+// Whether a sign at the start, which is removed, is a minus.
+bool TakeSign(std::string_view& digits) {
+  const bool negative = digits.starts_with('-');
+  if (negative || digits.starts_with('+')) digits.remove_prefix(1);
+  return negative;
+}
+
 std::optional<double> ParseFloat(std::string_view text) {
   const auto prepared = PrepareNumber(text);
   if (!prepared) return std::nullopt;
   std::string_view digits = *prepared;
-  bool negative = false;
-  if (digits.starts_with('-') || digits.starts_with('+')) {
-    negative = digits[0] == '-';
-    digits.remove_prefix(1);
-  }
+  const bool negative = TakeSign(digits);
   if (digits.empty() || digits[0] == '-' || digits[0] == '+') return std::nullopt;
   std::string lower = Lower(digits);
   double number = 0;
@@ -78,11 +81,7 @@ std::optional<int64_t> ParseInteger(Runtime& runtime, std::string_view text, int
   const auto prepared = PrepareNumber(text);
   if (!prepared) return std::nullopt;
   std::string_view digits = *prepared;
-  bool negative = false;
-  if (digits.starts_with('-') || digits.starts_with('+')) {
-    negative = digits[0] == '-';
-    digits.remove_prefix(1);
-  }
+  const bool negative = TakeSign(digits);
   const char letter =
       digits.size() > 1 && digits[0] == '0' ? static_cast<char>(digits[1] | 0x20) : ' ';
   const int marked = letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 0;
