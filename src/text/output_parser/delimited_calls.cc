@@ -29,8 +29,6 @@ std::optional<std::vector<std::string_view>> SplitCalls(std::string_view body,
   return calls;
 }
 
-bool IsObject(std::string_view json) { return json.starts_with('{') && IsJson(json); }
-
 }  // namespace
 
 // The id is functions.NAME:INDEX and names the function.
@@ -40,15 +38,15 @@ ParsedCalls ParseKimiCalls(std::string_view body, const ToolSchemas&) {
   std::vector<ParsedCall> calls;
   for (std::string_view part : *parts) {
     const auto id = TakeUntil(part, "<|tool_call_argument_begin|>");
-    const std::string_view arguments = TrimSpace(part);
-    if (!id || !IsObject(arguments)) return std::nullopt;
+    const auto arguments = ArgumentsObject(part);
+    if (!id || !arguments) return std::nullopt;
     std::string_view name = TrimSpace(*id);
     const std::string whole(name);
     constexpr std::string_view kSpace = "functions.";
     if (name.starts_with(kSpace)) name.remove_prefix(kSpace.size());
     name = name.substr(0, name.rfind(':'));
     if (name.empty()) return std::nullopt;
-    calls.push_back({whole, std::string(name), std::string(arguments)});
+    calls.push_back({whole, std::string(name), *arguments});
   }
   return calls;
 }
@@ -72,8 +70,9 @@ ParsedCalls ParseDeepSeekCalls(std::string_view body, const ToolSchemas&) {
       name = TrimSpace(*fenced_name);
       arguments = TrimSpace(arguments);
     }
-    if (name.empty() || !IsObject(arguments)) return std::nullopt;
-    calls.push_back({"", std::string(name), std::string(arguments)});
+    const auto object = ArgumentsObject(arguments);
+    if (name.empty() || !object) return std::nullopt;
+    calls.push_back({"", std::string(name), *object});
   }
   return calls;
 }
@@ -85,10 +84,9 @@ ParsedCalls ParseSolarCalls(std::string_view body, const ToolSchemas&) {
   for (std::string_view part : *parts) {
     const auto id = TakeUntil(part, "<|tool_call:name|>");
     const auto name = TakeUntil(part, "<|tool_call:args|>");
-    const std::string_view arguments = TrimSpace(part);
-    if (!id || !name || TrimSpace(*name).empty() || !IsObject(arguments)) return std::nullopt;
-    calls.push_back(
-        {std::string(TrimSpace(*id)), std::string(TrimSpace(*name)), std::string(arguments)});
+    const auto arguments = ArgumentsObject(part);
+    if (!id || !name || TrimSpace(*name).empty() || !arguments) return std::nullopt;
+    calls.push_back({std::string(TrimSpace(*id)), std::string(TrimSpace(*name)), *arguments});
   }
   return calls;
 }

@@ -5,19 +5,6 @@
 namespace adder::text {
 namespace {
 
-// Arguments as an object; models also write the object as a string, and null for none.
-std::optional<std::string> ArgumentsObject(std::string_view value) {
-  if (value == "null") return "{}";
-  if (value.starts_with('"')) {
-    std::string text = Json::parse(value).get<std::string>();
-    if (!IsJson(text)) return std::nullopt;
-    text = TrimSpace(text);
-    return text.starts_with('{') ? std::optional(text) : std::nullopt;
-  }
-  if (!value.starts_with('{')) return std::nullopt;
-  return std::string(value);
-}
-
 // `object` is valid JSON. `strict`: it may be something else, so both fields must be there.
 std::optional<ParsedCall> CallOfObject(std::string_view object, bool strict) {
   if (!object.starts_with('{')) return std::nullopt;
@@ -59,6 +46,20 @@ ParsedCalls CallsOfJson(std::string_view body, bool strict) {
 
 }  // namespace
 
+std::optional<std::string> ArgumentsObject(std::string_view value) {
+  value = TrimSpace(value);
+  if (!IsJson(value)) return std::nullopt;
+  if (value == "null") return "{}";
+  if (value.starts_with('"')) {
+    const auto text = Json::parse(value).get<std::string>();
+    const std::string_view object = TrimSpace(text);
+    if (!object.starts_with('{') || !IsJson(object)) return std::nullopt;
+    return std::string(object);
+  }
+  if (!value.starts_with('{')) return std::nullopt;
+  return std::string(value);
+}
+
 ParsedCalls ParseJsonCalls(std::string_view body, const ToolSchemas&) {
   return CallsOfJson(body, false);
 }
@@ -75,8 +76,8 @@ ParsedCalls ParseMistralCalls(std::string_view body, const ToolSchemas& schemas)
   const size_t brace = body.find('{');
   if (brace == std::string_view::npos) return std::nullopt;
   std::string_view header = TrimSpace(body.substr(0, brace));
-  const std::string_view arguments = TrimSpace(body.substr(brace));
-  if (!IsJson(arguments)) return std::nullopt;
+  const auto arguments = ArgumentsObject(body.substr(brace));
+  if (!arguments) return std::nullopt;
   if (header.ends_with(kArguments)) header.remove_suffix(kArguments.size());
   ParsedCall call;
   if (const size_t at = header.find(kId); at != std::string_view::npos) {
@@ -84,8 +85,8 @@ ParsedCalls ParseMistralCalls(std::string_view body, const ToolSchemas& schemas)
     header = header.substr(0, at);
   }
   call.name = TrimSpace(header);
-  call.arguments = arguments;
-  if (call.name.empty()) return ParseJsonCalls(arguments, schemas);
+  call.arguments = *arguments;
+  if (call.name.empty()) return ParseJsonCalls(*arguments, schemas);
   if (call.name.find_first_of("[]\"") != std::string::npos) return std::nullopt;
   return std::vector<ParsedCall>{std::move(call)};
 }

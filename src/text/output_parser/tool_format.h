@@ -42,6 +42,10 @@ struct ToolFormat {
 // In the order in which a template is searched for their signs. The first is "none".
 const std::vector<ToolFormat>& ToolFormats();
 
+// Arguments as a JSON object. Models also write the object as a JSON string, and null for none;
+// nothing for anything else. `value` is JSON, or not even that.
+std::optional<std::string> ArgumentsObject(std::string_view value);
+
 // {"name": ..., "arguments": {...}}, or a list of these (json_calls.cc).
 ParsedCalls ParseJsonCalls(std::string_view body, const ToolSchemas&);
 // The same where no mark tells a call from other JSON: both fields are needed.
