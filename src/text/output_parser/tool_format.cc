@@ -57,7 +57,7 @@ std::vector<ToolFormat> MakeFormats() {
        .inner_marks = {},
        .signs = {}});
   // LFM2's first templates do not show calls, only how tools are listed.
-  add({.names = {"lfm2", "pythonic"},
+  add({.names = {"lfm2"},
        .openers = {"<|tool_call_start|>"},
        .rules = MarksUntil("", "<|tool_call_end|>"),
        .parse = ParsePythonicCalls,
