@@ -1,0 +1,48 @@
+// Renders templates for the comparison with Python's jinja2 (tests/jinja_difference_test.py).
+//
+// Each line of standard input is a JSON object with "template" and "variables"; each line of
+// standard output is {"text": ...} or {"error": ...}. The clock stands at 2025-06-15 12:34:56.
+#include <iostream>
+#include <string>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "text/jinja/template.h"
+
+namespace {
+
+std::tm FixedClock() {
+  std::tm time = {};
+  time.tm_year = 125;
+  time.tm_mon = 5;
+  time.tm_mday = 15;
+  time.tm_hour = 12;
+  time.tm_min = 34;
+  time.tm_sec = 56;
+  time.tm_wday = 0;
+  time.tm_yday = 165;
+  return time;
+}
+
+adder::Json Render(const adder::Json& request) {
+  try {
+    const adder::text::jinja::Template parsed(request["template"].get<std::string>(), "template");
+    adder::text::jinja::Template::Variables variables;
+    for (auto item = request["variables"].begin(); item != request["variables"].end(); ++item) {
+      variables.emplace_back(item.key(), *item);
+    }
+    return {{"text", parsed.Render(variables, FixedClock)}};
+  } catch (const adder::Error& error) {
+    return {{"error", error.what()}};
+  }
+}
+
+}  // namespace
+
+int main() {
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    std::cout << Render(adder::ParseJson(line, "standard input", 256)).dump() << std::endl;
+  }
+  return 0;
+}
