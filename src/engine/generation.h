@@ -97,6 +97,8 @@ class GenerationSession {
 
   // All tokens: prompts and output. The last may not have been run yet.
   std::span<const int32_t> tokens() const { return tokens_; }
+  // How many of them have been run.
+  size_t tokens_run() const { return run_; }
   // Forgets everything.
   void Reset();
   // A session in the same state. Its generation, if one is under way here, is not copied.

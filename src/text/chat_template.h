@@ -54,8 +54,8 @@ class ChatTemplate {
   // template, with its name and line. Time, memory and the size of the text are bounded.
   std::string Render(const Json& messages, const ChatTemplateOptions& options = {}) const;
 
-  // The template's text, which tells what the model's answers look like (see output_parser.h). Of
-  // named templates the one for conversations with tools, if there is one.
+  // The template's text, behind it that of a variant for tools: what the model's answers look like
+  // can be told from it (see output_parser.h).
   std::string_view Source() const;
 
   // Whether the template reads a variable of this name that it is to be given, such as
