@@ -24,15 +24,15 @@ PromptReuse::Loaded PromptReuse::Load(std::span<const int32_t> prompt, size_t st
     session_ = snapshot_ ? snapshot_->Fork() : NewSession();
   }
   Loaded loaded;
-  loaded.reused = session_->tokens().size();
+  loaded.reused = session_->tokens_run();
+  const size_t present = session_->tokens().size();
   stable = std::min(stable, prompt.size() - 1);
-  if (stable <= loaded.reused) return loaded;
+  if (stable <= present) return loaded;
   const auto start = std::chrono::steady_clock::now();
   snapshot_.reset();
-  loaded.cancelled =
-      !session_->Prefill(prompt.subspan(loaded.reused, stable - loaded.reused), cancel);
+  loaded.cancelled = !session_->Prefill(prompt.subspan(present, stable - present), cancel);
   if (!loaded.cancelled) snapshot_ = session_->Fork();
-  loaded.run = stable - loaded.reused;
+  loaded.run = session_->tokens_run() - loaded.reused;
   loaded.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return loaded;
 }
