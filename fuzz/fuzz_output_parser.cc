@@ -64,7 +64,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   uint32_t state = data[3];
   for (size_t at = 0; at < text.size();) {
     state = state * 1664525u + 1013904223u;
-    const size_t length = (state >> 24) % (1 + data[3] % 16);
+    const size_t length = 1 + (state >> 24) % (1 + data[3] % 16);
     const std::vector<OutputEvent> events = parser.Push(text.substr(at, length));
     for (const OutputEvent& event : events) {
       Require(event.kind == OutputEvent::Kind::kToolCall || !event.text.empty());
