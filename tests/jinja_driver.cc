@@ -8,21 +8,9 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "text/jinja/template.h"
+#include "text/kit_for_test.h"
 
 namespace {
-
-std::tm FixedClock() {
-  std::tm time = {};
-  time.tm_year = 125;
-  time.tm_mon = 5;
-  time.tm_mday = 15;
-  time.tm_hour = 12;
-  time.tm_min = 34;
-  time.tm_sec = 56;
-  time.tm_wday = 0;
-  time.tm_yday = 165;
-  return time;
-}
 
 adder::Json Render(const adder::Json& request) {
   try {
@@ -31,7 +19,7 @@ adder::Json Render(const adder::Json& request) {
     for (auto item = request["variables"].begin(); item != request["variables"].end(); ++item) {
       variables.emplace_back(item.key(), *item);
     }
-    return {{"text", parsed.Render(variables, FixedClock)}};
+    return {{"text", parsed.Render(variables, adder::text::KitClock)}};
   } catch (const adder::Error& error) {
     return {{"error", error.what()}};
   }

@@ -23,6 +23,7 @@ void AddGenerateCommand(CLI::App& program);
 void AddLogitsCommand(CLI::App& program);
 void AddInspectCommand(CLI::App& program);
 void AddTokenizeCommand(CLI::App& program);
+void AddTemplateCommand(CLI::App& program);
 void AddPerplexityCommand(CLI::App& program);
 void AddQuantizeCommand(CLI::App& program);
 void AddSynthesizeCommand(CLI::App& program);

@@ -35,6 +35,7 @@ int Main(int argc, char** argv) {
   AddLogitsCommand(program);
   AddInspectCommand(program);
   AddTokenizeCommand(program);
+  AddTemplateCommand(program);
   AddPerplexityCommand(program);
   AddQuantizeCommand(program);
   AddSynthesizeCommand(program);

@@ -107,7 +107,16 @@ struct Binary {
 struct Concatenation {
   std::vector<ExpressionPtr> parts;
 };
-enum class Comparison { kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
+enum class Comparison {
+  kEqual,
+  kNotEqual,
+  kLess,
+  kLessEqual,
+  kGreater,
+  kGreaterEqual,
+  kIn,
+  kNotIn
+};
 // a < b < c means a < b and b < c, with b evaluated once.
 struct CompareChain {
   ExpressionPtr first;
@@ -211,8 +220,8 @@ struct ScopeEntry {
   };
   int index = 0;  // slot in the running activation
   Source source = Source::kNothing;
-  Slot variable;      // kVariable
-  int context = -1;   // kContext: number of the name in ParsedTemplate::context_names
+  Slot variable;     // kVariable
+  int context = -1;  // kContext: number of the name in ParsedTemplate::context_names
 };
 
 // What is set when the statements of one scope begin to run.

@@ -465,7 +465,8 @@ class Binder {
     }
     UndeclaredNames undeclared({"caller", "kwargs", "varargs"});
     undeclared.Visit(definition.body);
-    if (parameters.contains("caller") && undeclared.Contains("caller")) CheckCaller(definition, line);
+    if (parameters.contains("caller") && undeclared.Contains("caller"))
+      CheckCaller(definition, line);
     const auto declare = [&](const std::string& name) {
       const bool is_special = undeclared.Contains(name) && !parameters.contains(name);
       return is_special ? symbols.DeclareParameter(name) : -1;

@@ -176,6 +176,13 @@ void Evaluator::PrintTo(std::string& text, const Value& value) {
   runtime_.CheckText(text.size());
 }
 
+void Evaluator::PrintBlock(const Value& text, std::string_view block) {
+  if (!text.Is(Kind::kString)) {
+    runtime_.Fail("The block {% ", block, " %} should give a string, not ", TypeName(text), ".");
+  }
+  PrintTo(*output_, text);
+}
+
 Evaluator::Flow Evaluator::Run(const Output& output, int) {
   for (const ExpressionPtr& part : output.parts) {
     if (const auto* literal = std::get_if<Literal>(&part->node)) {
@@ -243,11 +250,13 @@ Evaluator::Flow Evaluator::RunLoop(const For& statement, const Value& iterable, 
   Flow flow = Flow::kNormal;
   // Whether to go on with the next element.
   const auto run_body = [&](const Value& element) {
-    any = true;
     runtime_.Step();
     Assign(*statement.target, element);
     Enter(statement.body_scope);
     flow = Execute(statement.body);
+    // jinja2 takes a loop for one without elements, and runs its `else`, unless the body got to its
+    // end once.
+    any = any || flow == Flow::kNormal;
     return flow != Flow::kBreak;
   };
   Value element;
@@ -261,7 +270,8 @@ Evaluator::Flow Evaluator::RunLoop(const For& statement, const Value& iterable, 
         return RunRecursively(statement, more, depth, outer);
       };
     }
-    auto loop = std::make_shared<LoopObject>(std::move(elements), length, std::move(recurse), depth0);
+    auto loop =
+        std::make_shared<LoopObject>(std::move(elements), length, std::move(recurse), depth0);
     loop->depth = iterable.depth() + 1;
     runtime_.Register(*loop, sizeof(LoopObject));
     // However the loop ends, what it refers to is dropped: it could be a part of itself.
@@ -325,22 +335,22 @@ Evaluator::Flow Evaluator::Run(const FilterBlock& statement, int) {
   Value outer = std::exchange(block_text_, runtime_.String(std::move(text)));
   const Value filtered = Evaluate(*statement.filter);
   block_text_ = std::move(outer);
-  PrintTo(*output_, filtered);
+  PrintBlock(filtered, "filter");
   return Flow::kNormal;
 }
 
 Evaluator::Flow Evaluator::Run(const Macro& macro, int) {
   // The variable refers to the macro, and the macro to the variables around it.
   Keep(activation_);
-  SlotOf(macro.slot) = runtime_.Callable(
-      std::make_shared<MacroObject>(*this, macro.definition, activation_));
+  SlotOf(macro.slot) =
+      runtime_.Callable(std::make_shared<MacroObject>(*this, macro.definition, activation_));
   return Flow::kNormal;
 }
 
 Evaluator::Flow Evaluator::Run(const CallBlock& block, int line) {
-  const Value caller = runtime_.Callable(
-      std::make_shared<MacroObject>(*this, block.caller, activation_));
-  PrintTo(*output_, EvalCall(std::get<Call>(block.call->node), line, caller));
+  const Value caller =
+      runtime_.Callable(std::make_shared<MacroObject>(*this, block.caller, activation_));
+  PrintBlock(EvalCall(std::get<Call>(block.call->node), line, caller), "call");
   return Flow::kNormal;
 }
 
@@ -409,9 +419,10 @@ Value Evaluator::CallMacro(const MacroDefinition& definition,
     for (size_t i = 0; i < definition.parameters.size(); ++i) {
       const auto& parameter = std::get<Name>(definition.parameters[i]->node);
       if (!SlotOf(parameter.slot).Is(Kind::kMissing)) continue;
-      Value value = i < without_default ? runtime_.Undefined(Concat("parameter '", parameter.name,
-                                                                    "' was not provided"))
-                                        : Evaluate(*definition.defaults[i - without_default]);
+      Value value =
+          i < without_default
+              ? runtime_.Undefined(Concat("parameter '", parameter.name, "' was not provided"))
+              : Evaluate(*definition.defaults[i - without_default]);
       SlotOf(parameter.slot) = std::move(value);
     }
     Execute(definition.body);
@@ -426,8 +437,7 @@ Value Evaluator::Evaluate(const Expression& expression) {
   const Runtime::Level level(runtime_);
   runtime_.Step();
   runtime_.line = expression.line;
-  return std::visit([&](const auto& node) { return Eval(node, expression.line); },
-                    expression.node);
+  return std::visit([&](const auto& node) { return Eval(node, expression.line); }, expression.node);
 }
 
 std::vector<Value> Evaluator::EvaluateAll(const std::vector<ExpressionPtr>& expressions) {

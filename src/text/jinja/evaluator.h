@@ -68,6 +68,8 @@ class Evaluator {
   void BindParameters(const MacroDefinition& definition, Activation& activation,
                       Arguments arguments) const;
   void PrintTo(std::string& text, const Value& value);
+  // Prints what a filter or call block gave. Throws Error when it is no string.
+  void PrintBlock(const Value& text, std::string_view block);
 
   // --- expressions
   Value Evaluate(const Expression& expression);

@@ -105,9 +105,9 @@ std::optional<Comparison> ExpressionParser::TakeComparison() {
     Comparison comparison;
   };
   constexpr ComparisonName kComparisons[] = {
-      {"==", Comparison::kEqual},      {"!=", Comparison::kNotEqual},
-      {"<", Comparison::kLess},        {"<=", Comparison::kLessEqual},
-      {">", Comparison::kGreater},     {">=", Comparison::kGreaterEqual},
+      {"==", Comparison::kEqual},  {"!=", Comparison::kNotEqual},
+      {"<", Comparison::kLess},    {"<=", Comparison::kLessEqual},
+      {">", Comparison::kGreater}, {">=", Comparison::kGreaterEqual},
   };
   for (const auto& [text, comparison] : kComparisons) {
     if (stream_.SkipOperator(text)) return comparison;
@@ -314,8 +314,8 @@ ExpressionPtr ExpressionParser::ParseSubscript(ExpressionPtr object) {
     indices.items.push_back(ParseIndex());
   }
   stream_.ExpectOperator("]");
-  ExpressionPtr index = indices.items.size() == 1 ? std::move(indices.items[0])
-                                                  : Make(line, std::move(indices));
+  ExpressionPtr index =
+      indices.items.size() == 1 ? std::move(indices.items[0]) : Make(line, std::move(indices));
   return Make(line, Subscript{std::move(object), std::move(index)});
 }
 
@@ -347,7 +347,8 @@ ExpressionPtr ExpressionParser::ParseCall(ExpressionPtr function) {
 CallArguments ExpressionParser::ParseArguments() {
   const int line = stream_.line();
   const auto require = [&](bool fine) {
-    if (!fine) stream_.FailAt(line, "The arguments of this call are in an order that is not valid.");
+    if (!fine)
+      stream_.FailAt(line, "The arguments of this call are in an order that is not valid.");
   };
   CallArguments arguments;
   stream_.ExpectOperator("(");
@@ -419,11 +420,11 @@ ExpressionPtr ExpressionParser::ParseTest(ExpressionPtr input) {
   TestCall test;
   test.input = std::move(input);
   test.name = ParseDottedName();
-  const bool starts_operand =
-      stream_.Is(TokenKind::kString) || stream_.Is(TokenKind::kInteger) ||
-      stream_.Is(TokenKind::kFloat) || stream_.IsOperator("[") || stream_.IsOperator("{") ||
-      (stream_.Is(TokenKind::kName) && !stream_.IsName("else") && !stream_.IsName("or") &&
-       !stream_.IsName("and"));
+  const bool starts_operand = stream_.Is(TokenKind::kString) || stream_.Is(TokenKind::kInteger) ||
+                              stream_.Is(TokenKind::kFloat) || stream_.IsOperator("[") ||
+                              stream_.IsOperator("{") ||
+                              (stream_.Is(TokenKind::kName) && !stream_.IsName("else") &&
+                               !stream_.IsName("or") && !stream_.IsName("and"));
   if (stream_.IsOperator("(")) {
     test.arguments = ParseArguments();
   } else if (starts_operand) {

@@ -16,11 +16,11 @@ class ExpressionParser {
 
   // What may end a tuple without brackets besides the end of the tag and ")".
   struct TupleOptions {
-    bool conditional = true;      // `a if b else c` is allowed
-    bool simple = false;          // only names and literals, for targets
-    bool in_brackets = false;     // "()" is the empty tuple
+    bool conditional = true;         // `a if b else c` is allowed
+    bool simple = false;             // only names and literals, for targets
+    bool in_brackets = false;        // "()" is the empty tuple
     std::string_view end_name = {};  // a name that ends it too
-    bool namespaces = false;      // `name.attribute` is a target
+    bool namespaces = false;         // `name.attribute` is a target
   };
 
   ExpressionPtr ParseExpression(bool conditional = true);

@@ -35,8 +35,12 @@ uint64_t Magnitude(int64_t value) {
 
 // The digits of a non-negative number as printf's e, f or g writes them.
 std::string FloatDigits(double number, char type, int precision, bool alternate) {
-  const char format[] = {'%', alternate ? '#' : '.', alternate ? '.' : '*',
-                         alternate ? '*' : type,     alternate ? type : '\0', '\0'};
+  const char format[] = {'%',
+                         alternate ? '#' : '.',
+                         alternate ? '.' : '*',
+                         alternate ? '*' : type,
+                         alternate ? type : '\0',
+                         '\0'};
   // The longest: 309 digits before the point.
   char buffer[kMaxPrecision + 330];
   const int length = std::snprintf(buffer, sizeof buffer, format, precision, number);
@@ -70,7 +74,10 @@ std::string AsciiRepr(Runtime& runtime, const Value& value) {
       continue;
     }
     char buffer[16];
-    std::snprintf(buffer, sizeof buffer, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x",
+    std::snprintf(buffer, sizeof buffer,
+                  c < 0x100     ? "\\x%02x"
+                  : c < 0x10000 ? "\\u%04x"
+                                : "\\U%08x",
                   static_cast<unsigned>(c));
     ascii += buffer;
   }
@@ -196,9 +203,9 @@ class PercentFormatter {
     }
     if (Peek() == '.') {
       ++position_;
-      conversion.precision = Peek() == '*'
-                                 ? (++position_, static_cast<int>(std::max<int64_t>(NextWidth(), 0)))
-                                 : ReadNumber(runtime_, format_, position_);
+      conversion.precision =
+          Peek() == '*' ? (++position_, static_cast<int>(std::max<int64_t>(NextWidth(), 0)))
+                        : ReadNumber(runtime_, format_, position_);
     }
     while (Peek() == 'h' || Peek() == 'l' || Peek() == 'L') ++position_;
     conversion.type = Peek();
@@ -269,8 +276,8 @@ class PercentFormatter {
     const bool upper = conversion.type == 'X';
     std::string digits = Digits(Magnitude(integer), type == 'x' ? 16 : type == 'o' ? 8 : 10, upper);
     if (conversion.precision && *conversion.precision > static_cast<int>(digits.size())) {
-      digits = Pad(runtime_, digits, static_cast<size_t>(*conversion.precision) - digits.size(), 0,
-                   "0");
+      digits =
+          Pad(runtime_, digits, static_cast<size_t>(*conversion.precision) - digits.size(), 0, "0");
     }
     std::string prefix = Sign(conversion, integer < 0);
     if (conversion.alternate && !is_decimal) prefix += type == 'o' ? "0o" : upper ? "0X" : "0x";
@@ -406,8 +413,9 @@ std::string GroupNumber(const Specification& specification, const std::string& w
                         size_t width_left, size_t every) {
   if (specification.grouping == '\0') return whole;
   std::string digits = whole;
-  const bool zeros = specification.fill == "0" &&
-                     (specification.align == '=' || (specification.align == '\0' && specification.zero));
+  const bool zeros =
+      specification.fill == "0" &&
+      (specification.align == '=' || (specification.align == '\0' && specification.zero));
   std::string grouped = Group(digits, specification.grouping, every);
   while (zeros && grouped.size() < width_left) {
     digits.insert(digits.begin(), '0');
@@ -455,8 +463,8 @@ std::string FormatInteger(Runtime& runtime, int64_t value, const Specification& 
     runtime.Fail("The separator , only works with decimal numbers.");
   }
   const std::string digits = Digits(Magnitude(value), base, specification.type == 'X');
-  const std::string grouped =
-      GroupNumber(specification, digits, WidthLeft(specification, prefix.size()), base == 10 ? 3 : 4);
+  const std::string grouped = GroupNumber(
+      specification, digits, WidthLeft(specification, prefix.size()), base == 10 ? 3 : 4);
   return Align(runtime, specification, prefix, grouped, '>');
 }
 
@@ -581,8 +589,7 @@ class BraceFormatter {
       rest.remove_prefix(2);
       if (!rest.empty() && rest[0] != ':') runtime_.Fail("Expected : behind a conversion.");
     }
-    const std::string specification =
-        rest.empty() ? std::string() : Run(rest.substr(1), depth + 1);
+    const std::string specification = rest.empty() ? std::string() : Run(rest.substr(1), depth + 1);
     std::string text = FormatValue(runtime_, value, specification);
     const bool is_safe = value.Is(Kind::kString) && value.string().safe;
     return safe_ && !is_safe ? EscapeHtml(text) : text;
@@ -601,8 +608,8 @@ class BraceFormatter {
       used_any_ = true;
       numbered_ = !name.empty();
       size_t position = 0;
-      const size_t index = name.empty() ? next_++
-                                        : static_cast<size_t>(ReadNumber(runtime_, name, position));
+      const size_t index =
+          name.empty() ? next_++ : static_cast<size_t>(ReadNumber(runtime_, name, position));
       if (index >= arguments_.positional.size()) {
         runtime_.Fail("There are too few values for the format.");
       }

@@ -106,7 +106,8 @@ Value Namespace(Runtime& runtime, const Arguments& arguments) {
   const Value dict = Dict(runtime, arguments);
   Value name_space = runtime.Namespace();
   for (const auto& [key, value] : dict.dict().items) {
-    if (!key.Is(Kind::kString)) runtime.Fail("The attributes of a namespace have strings as names.");
+    if (!key.Is(Kind::kString))
+      runtime.Fail("The attributes of a namespace have strings as names.");
     name_space.name_space().Set(key.text(), value);
   }
   return name_space;

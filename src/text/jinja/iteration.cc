@@ -89,9 +89,8 @@ std::shared_ptr<IteratorObject> Iterate(Runtime& runtime, const Value& value) {
       return ByIndex(value.dict().items.size(),
                      [value](Runtime&, size_t i) { return value.dict().items[i].first; });
     case Kind::kDictView:
-      return ByIndex(value.view().dict.dict().items.size(), [value](Runtime& run, size_t i) {
-        return ViewItem(run, value.view(), i);
-      });
+      return ByIndex(value.view().dict.dict().items.size(),
+                     [value](Runtime& run, size_t i) { return ViewItem(run, value.view(), i); });
     case Kind::kRange:
       return ByIndex(static_cast<size_t>(value.range().length), [value](Runtime&, size_t i) {
         return Value::Int(value.range().start + static_cast<int64_t>(i) * value.range().step);

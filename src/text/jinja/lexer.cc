@@ -65,9 +65,7 @@ class Lexer {
                    source_.begin() + static_cast<ptrdiff_t>(position_ + bytes), '\n'));
     position_ += bytes;
   }
-  void SkipSpace() {
-    Advance(Rest().size() - StripLeft(Rest()).size());
-  }
+  void SkipSpace() { Advance(Rest().size() - StripLeft(Rest()).size()); }
   bool SkipIf(std::string_view text) {
     if (!Rest().starts_with(text)) return false;
     Advance(text.size());
@@ -97,8 +95,7 @@ class Lexer {
     } else if (sign != '+' && !is_variable) {
       const size_t line_break = text.rfind('\n');
       const size_t line_start = line_break == std::string_view::npos ? 0 : line_break + 1;
-      const bool at_line_start =
-          line_start > 0 || position_ == 0 || source_[position_ - 1] == '\n';
+      const bool at_line_start = line_start > 0 || position_ == 0 || source_[position_ - 1] == '\n';
       if (at_line_start && StripLeft(text.substr(line_start)).empty()) {
         text = text.substr(0, line_start);
       }
@@ -231,8 +228,8 @@ class Lexer {
   size_t DigitsLength(std::string_view rest, size_t at, IsDigitOf is_digit) const {
     size_t end = at;
     while (end < rest.size() &&
-           (is_digit(rest[end]) || (rest[end] == '_' && end > at && end + 1 < rest.size() &&
-                                    is_digit(rest[end + 1])))) {
+           (is_digit(rest[end]) ||
+            (rest[end] == '_' && end > at && end + 1 < rest.size() && is_digit(rest[end + 1])))) {
       ++end;
     }
     return end - at;
@@ -404,8 +401,8 @@ class Lexer {
     for (std::string_view op : {"//", "**", "==", "!=", ">=", "<="}) {
       if (rest.starts_with(op)) length = 2;
     }
-    if (length == 0 && std::string_view("+-/*%~[](){}><=.:|,;").find(rest[0]) !=
-                           std::string_view::npos) {
+    if (length == 0 &&
+        std::string_view("+-/*%~[](){}><=.:|,;").find(rest[0]) != std::string_view::npos) {
       length = 1;
     }
     if (length == 0) {

@@ -44,9 +44,8 @@ Value ListCount(Runtime& runtime, const Value& self, const Arguments& arguments)
   const ArgumentReader reader(runtime, "count", arguments, {"value"}, 1, kByPosition);
   const auto& items = self.list().items;
   runtime.Step(items.size());
-  return Value::Int(std::count_if(items.begin(), items.end(), [&](const Value& item) {
-    return Equals(item, *reader.Get(0));
-  }));
+  return Value::Int(std::count_if(items.begin(), items.end(),
+                                  [&](const Value& item) { return Equals(item, *reader.Get(0)); }));
 }
 
 Value ListIndex(Runtime& runtime, const Value& self, const Arguments& arguments) {
@@ -73,8 +72,8 @@ Value ListCopy(Runtime& runtime, const Value& self, const Arguments& arguments) 
 constexpr NamedMethod kListMethods[] = {
     {"count", ListCount}, {"index", ListIndex}, {"copy", ListCopy}};
 constexpr NamedMethod kTupleMethods[] = {{"count", ListCount}, {"index", ListIndex}};
-constexpr std::string_view kListMutators[] = {"append", "clear",  "pop",    "reverse",
-                                              "insert", "sort",   "extend", "remove"};
+constexpr std::string_view kListMutators[] = {"append", "clear", "pop",    "reverse",
+                                              "insert", "sort",  "extend", "remove"};
 
 // --- dict
 

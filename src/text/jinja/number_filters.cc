@@ -83,7 +83,8 @@ std::optional<int64_t> ParseInteger(Runtime& runtime, std::string_view text, int
     negative = digits[0] == '-';
     digits.remove_prefix(1);
   }
-  const char letter = digits.size() > 1 && digits[0] == '0' ? static_cast<char>(digits[1] | 0x20) : ' ';
+  const char letter =
+      digits.size() > 1 && digits[0] == '0' ? static_cast<char>(digits[1] | 0x20) : ' ';
   const int marked = letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 0;
   if (marked != 0 && (base == 0 || base == marked)) {
     base = marked;
@@ -147,8 +148,7 @@ Value Float(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const ArgumentReader reader(runtime, "float", arguments, {"default"});
   RequireDefined(runtime, input);
   if (input.IsNumber()) return Value::Float(input.number());
-  const auto number =
-      input.Is(Kind::kString) ? ParseFloat(input.text()) : std::optional<double>();
+  const auto number = input.Is(Kind::kString) ? ParseFloat(input.text()) : std::optional<double>();
   return number ? Value::Float(*number) : reader.Get(0, Value::Float(0));
 }
 
@@ -207,7 +207,7 @@ Value Round(Runtime& runtime, const Value& input, const Arguments& arguments) {
 Value FileSizeFormat(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const ArgumentReader reader(runtime, "filesizeformat", arguments, {"binary"});
   RequireDefined(runtime, input);
-  const auto parsed = input.IsNumber()            ? std::optional<double>(input.number())
+  const auto parsed = input.IsNumber()          ? std::optional<double>(input.number())
                       : input.Is(Kind::kString) ? ParseFloat(input.text())
                                                 : std::optional<double>();
   if (!parsed) runtime.Fail("filesizeformat takes a number, not ", TypeName(input), ".");

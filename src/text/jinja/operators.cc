@@ -391,8 +391,8 @@ Value ApplyUnary(Runtime& runtime, UnaryOperator op, const Value& operand) {
   if (op == UnaryOperator::kNot) return Value::Bool(!IsTrue(operand));
   RequireDefined(runtime, operand);
   if (!operand.IsNumber()) {
-    runtime.Fail("The operator ", op == UnaryOperator::kNegative ? "-" : "+",
-                 " does not work on ", TypeName(operand), ".");
+    runtime.Fail("The operator ", op == UnaryOperator::kNegative ? "-" : "+", " does not work on ",
+                 TypeName(operand), ".");
   }
   if (operand.Is(Kind::kFloat)) {
     return Value::Float(op == UnaryOperator::kNegative ? -operand.number() : operand.number());
@@ -473,8 +473,8 @@ Value GetElement(Runtime& runtime, const Value& object, const Value& key) {
   if (object.Is(Kind::kDict)) {
     const Value* found = IsHashable(key) ? object.dict().Find(key) : nullptr;
     if (found != nullptr) return *found;
-  } else if (key.IsInteger() && (object.IsListOrTuple() || object.Is(Kind::kString) ||
-                                 object.Is(Kind::kRange))) {
+  } else if (key.IsInteger() &&
+             (object.IsListOrTuple() || object.Is(Kind::kString) || object.Is(Kind::kRange))) {
     Value element = ElementAt(runtime, object, key.integer());
     if (!element.Is(Kind::kMissing)) return element;
   }
@@ -495,8 +495,7 @@ Value GetSlice(Runtime& runtime, const Value& object, const Value& start, const 
   if (!object.IsListOrTuple() && !object.Is(Kind::kString) && !object.Is(Kind::kRange)) {
     runtime.Fail("A value of type ", TypeName(object), " cannot be sliced.");
   }
-  const SliceRange slice =
-      ResolveSlice(runtime, Length(object).value_or(0), start, stop, step);
+  const SliceRange slice = ResolveSlice(runtime, Length(object).value_or(0), start, stop, step);
   if (object.Is(Kind::kString)) return SliceString(runtime, object, slice);
   if (object.Is(Kind::kRange)) {
     const RangeObject& range = object.range();

@@ -86,8 +86,7 @@ class Printer {
   }
 
  private:
-  void AppendItems(std::string_view open, const std::vector<Value>& items,
-                   std::string_view close) {
+  void AppendItems(std::string_view open, const std::vector<Value>& items, std::string_view close) {
     text_ += open;
     for (size_t i = 0; i < items.size(); ++i) {
       if (i > 0) text_ += ", ";
@@ -238,7 +237,7 @@ class JsonPrinter {
       if (escape != std::string_view::npos) {
         text_ += '\\';
         text_ += kLetters[escape];
-      } else if (c < 0x20 || (style_.ensure_ascii && c >= 0x7F && c < 0x10000 && c != 0x7F)) {
+      } else if (c < 0x20 || (style_.ensure_ascii && c >= 0x7F && c < 0x10000)) {
         AppendHex(text_, "\\u", c, 4);
       } else if (style_.ensure_ascii && c >= 0x10000) {
         AppendHex(text_, "\\u", 0xD800 + ((c - 0x10000) >> 10), 4);
@@ -268,7 +267,8 @@ std::string FloatRepr(double number) {
   const size_t e = text.find('e');
   const int exponent = std::atoi(text.c_str() + e + 1);
   if (exponent < -4 || exponent >= 16) return text;
-  const auto fixed = std::to_chars(buffer, buffer + sizeof buffer, number, std::chars_format::fixed);
+  const auto fixed =
+      std::to_chars(buffer, buffer + sizeof buffer, number, std::chars_format::fixed);
   std::string digits(buffer, fixed.ptr);
   if (digits.find('.') == std::string::npos) digits += ".0";
   return digits;

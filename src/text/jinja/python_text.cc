@@ -94,7 +94,8 @@ std::vector<bool> FinalSigmas(const std::vector<char32_t>& points) {
 }
 
 bool IsAscii(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<signed char>(c) >= 0; });
+  return std::all_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<signed char>(c) >= 0; });
 }
 
 // Lower-cases the characters for which `is_lowered` holds and hands the others to `append`.
@@ -232,7 +233,8 @@ std::string Lower(std::string_view text) {
     }
     return lower;
   }
-  return ChangeCase(text, [](size_t, char32_t) { return true; }, AppendTitle);
+  return ChangeCase(
+      text, [](size_t, char32_t) { return true; }, AppendTitle);
 }
 
 std::string Title(std::string_view text) {
@@ -248,7 +250,8 @@ std::string Title(std::string_view text) {
 }
 
 std::string Capitalize(std::string_view text) {
-  return ChangeCase(text, [](size_t i, char32_t) { return i > 0; }, AppendTitle);
+  return ChangeCase(
+      text, [](size_t i, char32_t) { return i > 0; }, AppendTitle);
 }
 
 std::string SwapCase(std::string_view text) {
@@ -274,8 +277,8 @@ std::string CaseFold(std::string_view text) {
     }
     // No case folding is longer than 4 characters.
     utf8proc_int32_t points[8];
-    const utf8proc_ssize_t count = utf8proc_decompose_char(
-        static_cast<utf8proc_int32_t>(c), points, 8, UTF8PROC_CASEFOLD, nullptr);
+    const utf8proc_ssize_t count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), points,
+                                                           8, UTF8PROC_CASEFOLD, nullptr);
     for (utf8proc_ssize_t i = 0; i < count && i < 8; ++i) {
       AppendUtf8(static_cast<char32_t>(points[i]), folded);
     }

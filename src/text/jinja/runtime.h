@@ -25,8 +25,7 @@ struct Limits {
 
 class Runtime {
  public:
-  Runtime(const std::string& template_name, const Limits& limits,
-          std::function<std::tm()> clock);
+  Runtime(const std::string& template_name, const Limits& limits, std::function<std::tm()> clock);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;

@@ -181,7 +181,8 @@ std::vector<Value> Elements(Keyed keyed) {
 }
 
 Value Sort(Runtime& runtime, const Value& input, const Arguments& arguments) {
-  const ArgumentReader reader(runtime, "sort", arguments, {"reverse", "case_sensitive", "attribute"});
+  const ArgumentReader reader(runtime, "sort", arguments,
+                              {"reverse", "case_sensitive", "attribute"});
   const bool case_sensitive = reader.Bool(1);
   const auto paths = ParseAttributePaths(runtime, reader.Get(2, Value::None()));
   Keyed keyed;
@@ -255,8 +256,8 @@ Value Extreme(Runtime& runtime, const Value& input, const Arguments& arguments) 
   Value item;
   while (iterator->Next(runtime, item)) {
     Value key = key_of(runtime, item);
-    const bool better = Compare(runtime, kLargest ? Comparison::kGreater : Comparison::kLess, key,
-                                best_key);
+    const bool better =
+        Compare(runtime, kLargest ? Comparison::kGreater : Comparison::kLess, key, best_key);
     if (!better) continue;
     best = item;
     best_key = std::move(key);
@@ -296,8 +297,8 @@ Value GroupBy(Runtime& runtime, const Value& input, const Arguments& arguments) 
     while (end < keyed.size() && Equals(keyed[end].first, keyed[begin].first)) {
       members.push_back(keyed[end++].second);
     }
-    const Value grouper = case_sensitive ? keyed[begin].first
-                                         : path.Follow(runtime, members[0], &absent);
+    const Value grouper =
+        case_sensitive ? keyed[begin].first : path.Follow(runtime, members[0], &absent);
     groups.push_back(runtime.Group(grouper, runtime.List(std::move(members))));
     // NaN is not even equal to itself.
     begin = std::max(end, begin + 1);
@@ -324,17 +325,16 @@ Value Attr(Runtime& runtime, const Value& input, const Arguments& arguments) {
   if (input.Is(Kind::kNamespace)) return GetAttribute(runtime, input, name);
   Value attribute = FindAttribute(runtime, input, name);
   if (!attribute.Is(Kind::kMissing)) return attribute;
-  return runtime.Undefined(
-      Concat("'", TypeName(input), " object' has no attribute '", name, "'"));
+  return runtime.Undefined(Concat("'", TypeName(input), " object' has no attribute '", name, "'"));
 }
 
 constexpr NamedFilter kFilters[] = {
-    {"attr", Attr},       {"batch", Batch},           {"count", LengthFilter},
-    {"d", Default},       {"default", Default},       {"dictsort", DictSort},
-    {"first", First},     {"groupby", GroupBy},       {"items", Items},
-    {"join", Join},       {"last", Last},             {"length", LengthFilter},
-    {"list", ListFilter}, {"max", Extreme<true>},     {"min", Extreme<false>},
-    {"reverse", Reverse}, {"slice", SliceFilter},     {"sort", Sort},
+    {"attr", Attr},       {"batch", Batch},       {"count", LengthFilter},
+    {"d", Default},       {"default", Default},   {"dictsort", DictSort},
+    {"first", First},     {"groupby", GroupBy},   {"items", Items},
+    {"join", Join},       {"last", Last},         {"length", LengthFilter},
+    {"list", ListFilter}, {"max", Extreme<true>}, {"min", Extreme<false>},
+    {"reverse", Reverse}, {"slice", SliceFilter}, {"sort", Sort},
     {"sum", Sum},         {"unique", Unique},
 };
 

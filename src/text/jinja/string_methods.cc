@@ -96,9 +96,7 @@ bool IsAllDigits(const Value& self) { return AllOf(self, IsDigit); }
 bool IsAllNumeric(const Value& self) { return AllOf(self, IsNumericCharacter); }
 bool IsAllLower(const Value& self) { return HasOnlyCase(self, IsLower, IsUpper); }
 bool IsAllUpper(const Value& self) { return HasOnlyCase(self, IsUpper, IsLower); }
-bool IsAllPrintable(const Value& self) {
-  return self.text().empty() || AllOf(self, IsPrintable);
-}
+bool IsAllPrintable(const Value& self) { return self.text().empty() || AllOf(self, IsPrintable); }
 bool IsAllSpace(const Value& self) { return AllOf(self, IsPythonSpace); }
 
 template <bool (*kTest)(const Value&)>
@@ -113,7 +111,7 @@ Value Predicate(Runtime& runtime, const Value& self, const Arguments& arguments)
 // The part of a string between two optional indices, and where it begins.
 struct Part {
   std::string_view text;
-  size_t start = 0;  // in code points
+  size_t start = 0;   // in code points
   bool valid = true;  // false when it would begin behind the end
 };
 
@@ -185,11 +183,11 @@ Value HasAffix(Runtime& runtime, const Value& self, const Arguments& arguments) 
   const Part part = TakePart(runtime, self, reader, 1);
   const auto matches = [&](const Value& affix) {
     if (!affix.Is(Kind::kString)) {
-      runtime.Fail(kAtEnd ? "endswith" : "startswith", " takes a string or a tuple of strings, not ",
-                   TypeName(affix), ".");
+      runtime.Fail(kAtEnd ? "endswith" : "startswith",
+                   " takes a string or a tuple of strings, not ", TypeName(affix), ".");
     }
-    return part.valid && (kAtEnd ? part.text.ends_with(affix.text())
-                                 : part.text.starts_with(affix.text()));
+    return part.valid &&
+           (kAtEnd ? part.text.ends_with(affix.text()) : part.text.starts_with(affix.text()));
   };
   const Value& affix = *reader.Get(0);
   if (!affix.Is(Kind::kTuple)) return Value::Bool(matches(affix));
@@ -318,10 +316,9 @@ Value Center(Runtime& runtime, const Value& self, const Arguments& arguments) {
   int64_t width = 0;
   const Padding padding = ReadPadding(runtime, self, arguments, width);
   // Which side gets the odd one depends on the width, in Python.
-  const size_t left =
-      padding.missing / 2 + (padding.missing & static_cast<size_t>(std::max<int64_t>(width, 0)) & 1);
-  return Like(runtime, self,
-              Pad(runtime, self.text(), left, padding.missing - left, padding.fill));
+  const size_t left = padding.missing / 2 +
+                      (padding.missing & static_cast<size_t>(std::max<int64_t>(width, 0)) & 1);
+  return Like(runtime, self, Pad(runtime, self.text(), left, padding.missing - left, padding.fill));
 }
 
 template <bool kLeft>
@@ -343,8 +340,7 @@ Value ZeroFill(Runtime& runtime, const Value& self, const Arguments& arguments) 
     sign = digits.substr(0, 1);
     digits.remove_prefix(1);
   }
-  return Like(runtime, self,
-              sign + Pad(runtime, digits, static_cast<size_t>(missing), 0, "0"));
+  return Like(runtime, self, sign + Pad(runtime, digits, static_cast<size_t>(missing), 0, "0"));
 }
 
 Value ExpandTabs(Runtime& runtime, const Value& self, const Arguments& arguments) {
@@ -493,9 +489,9 @@ std::vector<std::string_view> SplitAt(std::string_view text, std::string_view se
 }  // namespace
 
 MethodFunction FindStringMethod(std::string_view name) {
-  const auto* found =
-      std::lower_bound(std::begin(kMethods), std::end(kMethods), name,
-                       [](const NamedMethod& method, std::string_view n) { return method.name < n; });
+  const auto* found = std::lower_bound(
+      std::begin(kMethods), std::end(kMethods), name,
+      [](const NamedMethod& method, std::string_view n) { return method.name < n; });
   return found != std::end(kMethods) && found->name == name ? found->function : nullptr;
 }
 

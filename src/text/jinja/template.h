@@ -23,8 +23,8 @@ class Template {
   // `name` stands for the source in errors. Throws Error.
   Template(std::string_view source, const std::string& name);
 
-  // Of two variables with one name, the first counts. Strings that are not UTF-8 get U+FFFD in place
-  // of the wrong bytes. Throws Error with name and line.
+  // Of two variables with one name, the first counts. Strings that are not UTF-8 get U+FFFD in
+  // place of the wrong bytes. Throws Error with name and line.
   using Variables = std::vector<std::pair<std::string, Json>>;
   std::string Render(const Variables& variables, const std::function<std::tm()>& clock = LocalTime,
                      const Limits& limits = {}) const;

@@ -137,8 +137,8 @@ Value Truncate(Runtime& runtime, const Value& input, const Arguments& arguments)
   if (!size) runtime.Fail("truncate takes a string, not ", TypeName(input), ".");
   if (*size <= length + leeway) return input;
   if (!input.Is(Kind::kString)) runtime.Fail("truncate takes a string, not ", TypeName(input), ".");
-  Value cut = GetSlice(runtime, input, Value::None(), Value::Int(length - end_length),
-                       Value::None());
+  Value cut =
+      GetSlice(runtime, input, Value::None(), Value::Int(length - end_length), Value::None());
   if (!reader.Bool(1)) {
     const size_t space = cut.text().rfind(' ');
     if (space != std::string::npos) {

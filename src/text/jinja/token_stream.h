@@ -32,7 +32,9 @@ class TokenStream {
   bool IsOperator(std::string_view op) const {
     return Is(TokenKind::kOperator) && current().text == op;
   }
-  bool IsName(std::string_view name) const { return Is(TokenKind::kName) && current().text == name; }
+  bool IsName(std::string_view name) const {
+    return Is(TokenKind::kName) && current().text == name;
+  }
 
   bool SkipOperator(std::string_view op) { return IsOperator(op) && Skip(); }
   bool SkipName(std::string_view name) { return IsName(name) && Skip(); }

@@ -35,9 +35,8 @@ bool EqualViews(const DictViewObject& a, const DictViewObject& b) {
   if (a.part == DictViewObject::Part::kItems) return EqualDicts(a.dict.dict(), b.dict.dict());
   const auto& items = a.dict.dict().items;
   return items.size() == b.dict.dict().items.size() &&
-         std::all_of(items.begin(), items.end(), [&b](const auto& item) {
-           return b.dict.dict().Find(item.first) != nullptr;
-         });
+         std::all_of(items.begin(), items.end(),
+                     [&b](const auto& item) { return b.dict.dict().Find(item.first) != nullptr; });
 }
 
 bool EqualNumbers(const Value& a, const Value& b) {

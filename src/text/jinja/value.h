@@ -1,8 +1,8 @@
 // The values of a template: Python's, as far as templates can see them.
 //
-// Strings, lists, tuples and dicts never change once they are made (the sandbox forbids it), so they
-// are shared. Namespaces, cyclers, joiners, loops and iterators have a state; whatever could be part
-// of a cycle of references is owned by the Runtime until the end of a rendering.
+// Strings, lists, tuples and dicts never change once they are made (the sandbox forbids it), so
+// they are shared. Namespaces, cyclers, joiners, loops and iterators have a state; whatever could
+// be part of a cycle of references is owned by the Runtime until the end of a rendering.
 #pragma once
 
 #include <cstddef>

@@ -32,8 +32,7 @@ bool Compares(Runtime& runtime, const Value& a, const Value& b) {
 }
 
 bool LeavesRemainder(Runtime& runtime, const Value& input, int64_t divisor, int64_t remainder) {
-  const Value rest =
-      ApplyBinary(runtime, BinaryOperator::kModulo, input, Value::Int(divisor));
+  const Value rest = ApplyBinary(runtime, BinaryOperator::kModulo, input, Value::Int(divisor));
   return Equals(rest, Value::Int(remainder));
 }
 
