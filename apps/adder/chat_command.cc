@@ -14,6 +14,7 @@
 #include "engine/prompt_reuse.h"
 #include "interactive.h"
 #include "line_reader.h"
+#include "template_options.h"
 #include "text/chat_template.h"
 #include "text/output_parser.h"
 
@@ -21,7 +22,9 @@ namespace adder::cli {
 namespace {
 
 constexpr int64_t kDefaultTokens = 1024;
-constexpr uint64_t kMaxTemplateBytes = uint64_t{1} << 24;
+
+constexpr std::string_view kNoTemplateAdvice =
+    "A base model has none and continues text: \"adder run\" and \"adder generate\" do that.";
 
 constexpr std::string_view kDim = "\x1b[2m";
 constexpr std::string_view kPlain = "\x1b[0m";
@@ -42,36 +45,11 @@ struct Options {
   SamplingOptions sampling;
   int64_t max_tokens = kDefaultTokens;
   std::string system;
-  std::string template_file;
-  std::string template_variables;
+  TemplateOptions source;
   std::string tool_parser = "auto";
   std::string reasoning_parser = "auto";
   bool show_reasoning = false;
 };
-
-text::ChatTemplate LoadTemplate(const LoadedModel& model, const std::string& file) {
-  if (!file.empty()) {
-    return text::ChatTemplate::Parse(ReadFile(file, kMaxTemplateBytes), file,
-                                     text::ChatTemplate::SpecialTokens(model.directory));
-  }
-  std::optional<text::ChatTemplate> loaded = text::ChatTemplate::Load(model.directory);
-  if (!loaded) {
-    Fail(model.directory.string(),
-         " has no chat template, so it is probably a base model that continues text: use \"adder "
-         "run\" or \"adder generate\", or name a Jinja file with --chat-template.");
-  }
-  return *loaded;
-}
-
-Json ParseVariables(const std::string& text) {
-  if (text.empty()) return Json::object();
-  Json variables = ParseJson(text, "--template-kwargs");
-  if (!variables.is_object()) {
-    Fail("--template-kwargs should be a JSON object such as {\"enable_thinking\": false}, it is ",
-         text, ".");
-  }
-  return variables;
-}
 
 // Writes an answer as it comes. Reasoning is dimmed at a terminal, or hidden behind one word.
 class AnswerPrinter {
@@ -136,12 +114,12 @@ class Chat {
   Chat(const LoadedModel& model, const Options& options, bool interactive)
       : model_(model),
         tokenizer_(RequireTokenizer(model)),
-        template_(LoadTemplate(model, options.template_file)),
+        template_(LoadChatTemplate(model.directory, options.source, kNoTemplateAdvice)),
         options_(options),
         sampling_(ResolveSampling(model.sampling, options.sampling)),
         interactive_(interactive),
         reuse_(*model.executor, model.tokenizer.get()) {
-    template_options_.variables = ParseVariables(options.template_variables);
+    template_options_.variables = TemplateVariables(options.source);
     // An unknown name is an error now rather than at the first answer.
     Format("");
     BeginAnew(options.system);
@@ -328,11 +306,7 @@ void AddChatCommand(CLI::App& program) {
   command->add_option("-n,--max-tokens", options->max_tokens, "Longest answer, in tokens")
       ->check(CheckWholeNumber)
       ->capture_default_str();
-  command->add_option("--chat-template", options->template_file,
-                      "Jinja file to use instead of the model's chat template");
-  command->add_option("--template-kwargs", options->template_variables,
-                      "JSON object of variables for the template, such as "
-                      "{\"enable_thinking\": false}");
+  AddTemplateOptions(*command, options->source);
   command
       ->add_option("--tool-call-parser", options->tool_parser,
                    "Format of tool calls: auto (as the template suggests), none, or a name that "

@@ -3,11 +3,11 @@
 // must come back as the message it was rendered from.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include "core/file.h"
 #include "core/json.h"
+#include "text/kit_for_test.h"
 #include "text/output_parser.h"
 
 namespace adder::text {
@@ -80,13 +80,6 @@ constexpr Template kTemplates[] = {
      "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"},
 };
 
-fs::path Kit() {
-  const char* shared = std::getenv("ADDER_SHARED");
-  const fs::path root =
-      shared != nullptr ? fs::path(shared) : fs::path(ADDER_SOURCE_DIR) / ".." / "shared";
-  return root / "chat_templates";
-}
-
 // The turn behind the text of the user's message; empty when it is not there.
 std::string Turn(const std::string& text, const std::string& user, const Template& item) {
   size_t begin = text.find(user);
@@ -124,7 +117,7 @@ void CheckTurn(const std::string& turn, const OutputFormat& detected, const Temp
 }
 
 TEST(OutputParserConformance, TurnsOfEveryTemplateComeBack) {
-  const fs::path kit = Kit();
+  const fs::path kit = SharedFolder(ADDER_SOURCE_DIR) / "chat_templates";
   if (!fs::is_directory(kit)) {
     GTEST_SKIP() << "There are no chat templates at " << kit << "; set ADDER_SHARED.";
   }
