@@ -1,14 +1,21 @@
 #include "text/jinja/filters.h"
 
+#include <unordered_map>
+
 namespace adder::text::jinja {
 namespace {
 
 FilterFunction FindFilter(std::string_view name) {
-  for (const auto find :
-       {FindTextFilter, FindSequenceFilter, FindSelectionFilter, FindNumberFilter}) {
-    if (const FilterFunction function = find(name)) return function;
-  }
-  return nullptr;
+  static const auto filters = [] {
+    std::unordered_map<std::string_view, FilterFunction> all;
+    for (const auto group :
+         {TextFilters(), SequenceFilters(), SelectionFilters(), NumberFilters()}) {
+      for (const NamedFilter& filter : group) all.emplace(filter.name, filter.function);
+    }
+    return all;
+  }();
+  const auto found = filters.find(name);
+  return found == filters.end() ? nullptr : found->second;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Jinja's filters, and the filter tojson as transformers has it.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -23,10 +24,10 @@ std::string MissingFilter(std::string_view name);
 Value ApplyFilter(Runtime& runtime, std::string_view name, const Value& input,
                   const Arguments& arguments);
 
-// Filters by what they work on; each is null when the name is not among them.
-FilterFunction FindTextFilter(std::string_view name);
-FilterFunction FindNumberFilter(std::string_view name);
-FilterFunction FindSequenceFilter(std::string_view name);
-FilterFunction FindSelectionFilter(std::string_view name);
+// All filters, by what they work on.
+std::span<const NamedFilter> TextFilters();
+std::span<const NamedFilter> NumberFilters();
+std::span<const NamedFilter> SequenceFilters();
+std::span<const NamedFilter> SelectionFilters();
 
 }  // namespace adder::text::jinja

@@ -153,6 +153,8 @@ TEST(Jinja, StringMethods) {
        "True False True False True"},
       {"{{ 'a\\nb\\r\\nc'.splitlines(true) }} {{ \"it's\".title() }} {{ 'aBC'.swapcase() }}",
        "['a\\n', 'b\\r\\n', 'c'] It'S Abc"},
+      {"{{ '一½'.isnumeric() }} {{ 'ªⅸⓐ'.islower() }} {{ 'ⅨⒶ'.isupper() }} {{ '¹'.isdigit() }}",
+       "True True True True"},
       {"{{ 'prefix-x'.removeprefix('prefix-') }} {{ 'x.py'.removesuffix('.py') }} {{ "
        "'banana'.count('an') }}",
        "x x 2"},

@@ -238,11 +238,6 @@ constexpr NamedFilter kFilters[] = {{"abs", Abs},
 
 }  // namespace
 
-FilterFunction FindNumberFilter(std::string_view name) {
-  for (const NamedFilter& filter : kFilters) {
-    if (filter.name == name) return filter.function;
-  }
-  return nullptr;
-}
+std::span<const NamedFilter> NumberFilters() { return kFilters; }
 
 }  // namespace adder::text::jinja

@@ -21,9 +21,10 @@ bool IsPrintable(char32_t c);  // what repr writes as it is
 bool IsUpper(char32_t c);
 bool IsLower(char32_t c);
 bool IsTitle(char32_t c);
-bool IsAlphabetic(char32_t c);  // str.isalpha
-bool IsDecimal(char32_t c);     // str.isdecimal
-bool IsDigit(char32_t c);       // str.isdigit: superscripts too
+bool IsAlphabetic(char32_t c);        // str.isalpha
+bool IsDecimal(char32_t c);           // str.isdecimal
+bool IsDigit(char32_t c);             // str.isdigit: superscripts too
+bool IsNumericCharacter(char32_t c);  // str.isnumeric: fractions, Roman and Chinese numbers too
 // A decimal digit of any script as a number, or -1.
 int DecimalValue(char32_t c);
 // Whether a character may be in a Python identifier.

@@ -124,11 +124,6 @@ constexpr NamedFilter kFilters[] = {{"map", Map},
 
 }  // namespace
 
-FilterFunction FindSelectionFilter(std::string_view name) {
-  for (const NamedFilter& filter : kFilters) {
-    if (filter.name == name) return filter.function;
-  }
-  return nullptr;
-}
+std::span<const NamedFilter> SelectionFilters() { return kFilters; }
 
 }  // namespace adder::text::jinja

@@ -340,11 +340,6 @@ constexpr NamedFilter kFilters[] = {
 
 }  // namespace
 
-FilterFunction FindSequenceFilter(std::string_view name) {
-  for (const NamedFilter& filter : kFilters) {
-    if (filter.name == name) return filter.function;
-  }
-  return nullptr;
-}
+std::span<const NamedFilter> SequenceFilters() { return kFilters; }
 
 }  // namespace adder::text::jinja

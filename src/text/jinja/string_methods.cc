@@ -9,7 +9,6 @@
 #include "text/jinja/iteration.h"
 #include "text/jinja/methods.h"
 #include "text/jinja/python_text.h"
-#include "text/unicode.h"
 #include "text/utf8.h"
 
 namespace adder::text::jinja {
@@ -47,8 +46,6 @@ bool AllOf(const Value& self, const std::function<bool(char32_t)>& property) {
   }
   return !text.empty();
 }
-
-bool IsNumericCharacter(char32_t c) { return IsDigit(c) || IsNumeric(c); }
 
 bool IsTitleCased(const Value& self) {
   bool in_word = false;

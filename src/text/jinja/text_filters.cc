@@ -11,7 +11,6 @@
 #include "text/jinja/operators.h"
 #include "text/jinja/print.h"
 #include "text/jinja/python_text.h"
-#include "text/unicode.h"
 #include "text/utf8.h"
 
 namespace adder::text::jinja {
@@ -155,7 +154,7 @@ Value WordCount(Runtime& runtime, const Value& input, const Arguments& arguments
   bool in_word = false;
   for (size_t position = 0; position < text.size();) {
     const char32_t c = DecodeUtf8(text, position);
-    const bool is_word = c == '_' || IsAlphabetic(c) || IsDigit(c) || IsNumeric(c);
+    const bool is_word = c == '_' || IsAlphabetic(c) || IsNumericCharacter(c);
     if (is_word && !in_word) ++words;
     in_word = is_word;
   }
@@ -287,11 +286,6 @@ constexpr NamedFilter kFilters[] = {
 
 }  // namespace
 
-FilterFunction FindTextFilter(std::string_view name) {
-  for (const NamedFilter& filter : kFilters) {
-    if (filter.name == name) return filter.function;
-  }
-  return nullptr;
-}
+std::span<const NamedFilter> TextFilters() { return kFilters; }
 
 }  // namespace adder::text::jinja
