@@ -18,6 +18,7 @@
 namespace adder::cli {
 
 void AddRunCommand(CLI::App& program);
+void AddChatCommand(CLI::App& program);
 void AddGenerateCommand(CLI::App& program);
 void AddLogitsCommand(CLI::App& program);
 void AddInspectCommand(CLI::App& program);

@@ -5,8 +5,8 @@
 
 #include "command.h"
 #include "core/error.h"
-#include "core/file.h"
 #include "loader/model_path.h"
+#include "template_options.h"
 #include "text/chat_template.h"
 
 namespace adder::cli {
@@ -19,8 +19,7 @@ struct Options {
   std::string messages;
   std::optional<std::string> tools;
   std::optional<std::string> documents;
-  std::optional<std::string> chat_template;
-  std::optional<std::string> template_kwargs;
+  TemplateOptions source;
   bool add_generation_prompt = false;
 };
 
@@ -31,23 +30,9 @@ Json ReadInput(const std::string& path) {
   return ParseJson(text, "standard input");
 }
 
-text::ChatTemplate LoadTemplate(const Options& options) {
-  const std::filesystem::path directory = ResolveModelPath(options.model);
-  if (options.chat_template) {
-    return text::ChatTemplate::Parse(ReadFile(*options.chat_template), *options.chat_template,
-                                     text::ChatTemplate::SpecialTokens(directory));
-  }
-  auto loaded = text::ChatTemplate::Load(directory);
-  if (!loaded) {
-    Fail(directory.string(),
-         " has no chat template: neither chat_template.jinja nor chat_template.json nor a field "
-         "chat_template in tokenizer_config.json. Give one with --chat-template FILE.");
-  }
-  return *loaded;
-}
-
 void Run(const Options& options) {
-  const text::ChatTemplate chat_template = LoadTemplate(options);
+  const text::ChatTemplate chat_template =
+      LoadChatTemplate(ResolveModelPath(options.model), options.source);
   Json messages = ReadInput(options.messages);
   text::ChatTemplateOptions settings;
   settings.add_generation_prompt = options.add_generation_prompt;
@@ -63,9 +48,7 @@ void Run(const Options& options) {
   }
   if (options.tools) settings.tools = ReadInput(*options.tools);
   if (options.documents) settings.documents = ReadInput(*options.documents);
-  if (options.template_kwargs) {
-    settings.variables = ParseJson(*options.template_kwargs, "--template-kwargs");
-  }
+  settings.variables = TemplateVariables(options.source);
   Print(chat_template.Render(messages, settings));
 }
 
@@ -85,10 +68,7 @@ void AddTemplateCommand(CLI::App& program) {
   command->add_option("--documents", options->documents, "JSON file with an array of documents");
   command->add_flag("--add-generation-prompt", options->add_generation_prompt,
                     "End with the beginning of the assistant's turn");
-  command->add_option("--chat-template", options->chat_template,
-                      "A Jinja file to use in place of the model's template");
-  command->add_option("--template-kwargs", options->template_kwargs,
-                      "Further variables as a JSON object, such as {\"enable_thinking\": false}");
+  AddTemplateOptions(*command, options->source);
   command->callback([options] { Run(*options); });
 }
 

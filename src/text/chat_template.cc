@@ -93,6 +93,7 @@ struct ChatTemplate::Sources {
   jinja::Template standard;
   std::optional<jinja::Template> for_tools;
   Json variables;
+  std::string text;
 };
 
 ChatTemplate::ChatTemplate(std::shared_ptr<const Sources> sources) : sources_(std::move(sources)) {}
@@ -132,8 +133,9 @@ std::optional<ChatTemplate> ChatTemplate::Load(const std::filesystem::path& mode
   }
   std::optional<jinja::Template> tool_template;
   if (for_tools != nullptr) tool_template.emplace(*for_tools, Concat(where, " (tool_use)"));
-  return ChatTemplate(std::make_shared<const Sources>(Sources{
-      jinja::Template(*standard, where), std::move(tool_template), SpecialTokens(model_dir)}));
+  return ChatTemplate(std::make_shared<const Sources>(
+      Sources{jinja::Template(*standard, where), std::move(tool_template), SpecialTokens(model_dir),
+              for_tools != nullptr ? *standard + *for_tools : *standard}));
 }
 
 Json ChatTemplate::SpecialTokens(const std::filesystem::path& model_dir) {
@@ -152,8 +154,8 @@ Json ChatTemplate::SpecialTokens(const std::filesystem::path& model_dir) {
 
 ChatTemplate ChatTemplate::Parse(std::string_view source, const std::string& name, Json variables) {
   if (!variables.is_object()) Fail(name, ": the variables should be a JSON object.");
-  return ChatTemplate(std::make_shared<const Sources>(
-      Sources{jinja::Template(source, name), std::nullopt, std::move(variables)}));
+  return ChatTemplate(std::make_shared<const Sources>(Sources{
+      jinja::Template(source, name), std::nullopt, std::move(variables), std::string(source)}));
 }
 
 std::string ChatTemplate::Render(const Json& messages, const ChatTemplateOptions& options) const {
@@ -186,6 +188,8 @@ std::string ChatTemplate::Render(const Json& messages, const ChatTemplateOptions
       with_tools && sources_->for_tools ? *sources_->for_tools : sources_->standard;
   return options.now ? chosen.Render(variables, options.now) : chosen.Render(variables);
 }
+
+std::string_view ChatTemplate::Source() const { return sources_->text; }
 
 bool ChatTemplate::Reads(std::string_view variable) const {
   return sources_->standard.Reads(variable) ||

@@ -54,6 +54,10 @@ class ChatTemplate {
   // template, with its name and line. Time, memory and the size of the text are bounded.
   std::string Render(const Json& messages, const ChatTemplateOptions& options = {}) const;
 
+  // The template's text, behind it that of a variant for tools: what the model's answers look like
+  // can be told from it (see output_parser.h).
+  std::string_view Source() const;
+
   // Whether the template reads a variable of this name that it is to be given, such as
   // "enable_thinking" or "tools".
   bool Reads(std::string_view variable) const;
