@@ -1,4 +1,5 @@
-// tokenizer_batch DIR: a tokenizer as a filter, for tests that compare it with others on many texts.
+// tokenizer_batch DIR: a tokenizer as a filter, for tests that compare it with others on many
+// texts.
 //
 // Each line of standard input is a JSON string, a text. Each line of output is the array [ids, ids
 // without special tokens, decode of the latter, decode of the former without special tokens], or a

@@ -67,6 +67,23 @@ TEST(Normalizer, ManyMarksTakeLinearTime) {
   EXPECT_TRUE(sorted.ends_with("\xCC\x80\xCC\x80"));
 }
 
+TEST(Normalizer, KeepsToTheUnicodeVersionOfTheReference) {
+  // U+0EBA is a mark of class 9 only since Unicode 12 and does not move before U+0EC8 (class 122).
+  EXPECT_EQ(Rewritten(R"({"type": "NFC"})", "\xE0\xBB\x88\xE0\xBA\xBA"),
+            "\xE0\xBB\x88\xE0\xBA\xBA");
+  EXPECT_EQ(Rewritten(R"({"type": "NFC"})", "\xE0\xBB\x88\xE0\xBA\xB8"),
+            "\xE0\xBA\xB8\xE0\xBB\x88");
+  // U+1F16C "MR" came with Unicode 12, U+1F16B "MD" long before.
+  EXPECT_EQ(Rewritten(R"({"type": "NFKC"})", "\xF0\x9F\x85\xAC\xF0\x9F\x85\xAB"),
+            "\xF0\x9F\x85\xACMD");
+  EXPECT_FALSE(IsPunctuation(0xC84));
+  EXPECT_TRUE(IsPunctuation(0x166D));
+  EXPECT_TRUE(IsPunctuation(0x2E42));
+  EXPECT_FALSE(IsPunctuation(0x2E43));
+  EXPECT_FALSE(IsMark(0x7FD));
+  EXPECT_TRUE(IsMark(0x1CF2));
+}
+
 TEST(Normalizer, NamesWhatItLacks) {
   try {
     Rewritten(R"({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Nmt"}]})", "");
