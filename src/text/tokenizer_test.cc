@@ -154,6 +154,22 @@ TEST(Tokenizer, UnigramTakesTheBestSplit) {
   EXPECT_EQ(Make(json).Encode("xyb", false), (Ids{0, 2}));
 }
 
+TEST(Tokenizer, UnigramScoresRoundLikeTheReference) {
+  // Fifteen of "=" in one token and six alone: only rounding says where the long one goes.
+  const std::string one = "=";
+  const std::string fifteen(15, '=');
+  const Json json = {
+      {"model",
+       {{"type", "Unigram"},
+        {"unk_id", 0},
+        {"vocab", Json::array({Json::array({"<unk>", 0.0}), Json::array({one, -5.9216076058012765}),
+                               Json::array({fifteen, -8.962827182264215}),
+                               Json::array({"K", -7.4668860993690025})})}}}};
+  // As tokenizers 0.23.2 splits it; correctly rounded scores put the 2 one place earlier.
+  EXPECT_EQ(Make(json).Encode("KKK" + std::string(21, '='), false),
+            (Ids{3, 3, 3, 1, 1, 1, 1, 1, 1, 2}));
+}
+
 TEST(Tokenizer, WordLevelNeedsAnUnknownToken) {
   Json json = {{"pre_tokenizer", {{"type", "Whitespace"}}},
                {"model", {{"type", "WordLevel"}, {"vocab", {{"yes", 0}, {"[UNK]", 1}}}}}};
