@@ -3,7 +3,8 @@
 //
 // Each line of standard input is a JSON string, a text. Each line of output is the array [ids, ids
 // without special tokens, decode of the latter, decode of the former without special tokens], or a
-// string with the error.
+// string with the error. For a line with an array of ids it is [decode, decode without special
+// tokens].
 #include <iostream>
 #include <string>
 
@@ -29,7 +30,12 @@ std::string Decode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, 
 }
 
 Json Answer(const Tokenizer& tokenizer, const std::string& line) {
-  const auto text = adder::ParseJson(line, "line").get<std::string>();
+  const Json input = adder::ParseJson(line, "line");
+  if (input.is_array()) {
+    const auto ids = input.get<std::vector<int32_t>>();
+    return Json::array({Decode(tokenizer, ids, false), Decode(tokenizer, ids, true)});
+  }
+  const auto text = input.get<std::string>();
   const std::vector<int32_t> ids = tokenizer.Encode(text, true);
   const std::vector<int32_t> plain_ids = tokenizer.Encode(text, false);
   return Json::array(

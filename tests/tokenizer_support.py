@@ -12,8 +12,12 @@ from cli_support import ADDER, LIMIT_SECONDS
 BATCH = ADDER.parents[2] / "tests" / "tokenizer_batch"
 
 
-def batch(folder: Path, texts: list[str]) -> list:
-    """What tokenizer_batch answers for each text: [ids, plain ids, decoded, decoded visible]."""
+def batch(folder: Path, texts: list) -> list:
+    """What tokenizer_batch answers for each text or list of ids.
+
+    For a text [ids, plain ids, plain ids decoded, ids decoded without special tokens]; for ids
+    [decoded, decoded without special tokens].
+    """
     lines = "".join(json.dumps(text) + "\n" for text in texts)
     done = subprocess.run([str(BATCH), str(folder)], input=lines.encode(), capture_output=True,
                           timeout=LIMIT_SECONDS, check=False)

@@ -10,6 +10,7 @@
 #include "core/json.h"
 #include "text/piece_cache.h"
 #include "text/plamo.h"
+#include "text/sentencepiece.h"
 #include "text/tokenizer_parts.h"
 #include "text/utf8.h"
 
@@ -18,7 +19,8 @@ namespace {
 
 constexpr const char* kJson = "tokenizer.json";
 constexpr const char* kPlamo = "tokenizer.jsonl";
-constexpr const char* kFileNames[] = {kJson, kPlamo};
+constexpr const char* kSentencePiece = "tokenizer.model";
+constexpr const char* kFileNames[] = {kJson, kPlamo, kSentencePiece};
 
 // Real files are below 40 MB.
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 28;
@@ -194,7 +196,12 @@ Tokenizer Tokenizer::Load(const std::filesystem::path& dir) {
   if (std::filesystem::exists(lines, error)) {
     return Tokenizer(std::make_unique<Impl>(ReadPlamoTokenizer(dir), lines.string()));
   }
-  Fail("There is no tokenizer in ", dir.string(), ": neither ", kJson, " nor ", kPlamo, ".");
+  const std::filesystem::path pieces = dir / kSentencePiece;
+  if (std::filesystem::exists(pieces, error)) {
+    return Tokenizer(std::make_unique<Impl>(ReadSentencePieceTokenizer(dir), pieces.string()));
+  }
+  Fail("There is no tokenizer in ", dir.string(), ": neither ", kJson, ", ", kPlamo, " nor ",
+       kSentencePiece, ".");
 }
 
 Tokenizer Tokenizer::Parse(std::string_view json, std::string_view source) {

@@ -19,8 +19,9 @@ class DecodeStream;
 class Tokenizer {
  public:
   // Reads the tokenizer in the model directory `dir`: tokenizer.json if there is one; otherwise
-  // PLaMo-2's tokenizer.jsonl, with special tokens from tokenizer_config.json. Throws Error, naming
-  // file and field, when none is there, or it is malformed or needs a component that adder lacks.
+  // PLaMo-2's tokenizer.jsonl or the SentencePiece model tokenizer.model, with special tokens from
+  // tokenizer_config.json. Throws Error, naming file and field, when none is there, or it is
+  // malformed or needs a component that adder lacks.
   static Tokenizer Load(const std::filesystem::path& dir);
 
   // Whether `dir` holds a file that Load would read.
