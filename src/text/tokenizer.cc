@@ -10,6 +10,7 @@
 #include "core/json.h"
 #include "text/piece_cache.h"
 #include "text/plamo.h"
+#include "text/regex.h"
 #include "text/sentencepiece.h"
 #include "text/tokenizer_parts.h"
 #include "text/utf8.h"
@@ -220,7 +221,10 @@ std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_t
   ids.reserve(text.size() / 3 + 4);
   if (add_special_tokens) ids = impl_->post_processor.prefix();
   std::unique_ptr<Workspace> workspace = impl_->TakeWorkspace();
-  impl_->Encode(text, *workspace, ids);
+  {
+    const RegexTimeLimit limit(text.size());
+    impl_->Encode(text, *workspace, ids);
+  }
   impl_->ReturnWorkspace(std::move(workspace));
   if (add_special_tokens) {
     const std::vector<int32_t>& suffix = impl_->post_processor.suffix();
