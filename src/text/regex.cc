@@ -29,7 +29,7 @@ constexpr size_t kMaxUncheckedSteps = 5000;
 // Places where a match was tried between two looks at the clock.
 constexpr uint32_t kUncheckedPlaces = 16;
 // A hundred times what real patterns need.
-constexpr std::chrono::seconds kTimeLimit{5};
+constexpr std::chrono::seconds kTimeLimit{2};
 constexpr std::chrono::microseconds kTimeLimitPerByte{5};
 constexpr uint32_t kHeapLimitKib = 64 * 1024;
 constexpr size_t kJitStackStart = 32 * 1024;
@@ -343,7 +343,10 @@ Regex::Regex(std::string_view pattern, const std::string& where)
     const std::string wrapped = Concat("(?C1)(?:", translated, end);
     code_ = Compile(wrapped, 0, error);
     checked_code_ = Compile(wrapped, PCRE2_AUTO_CALLOUT, error);
-    if (code_ != nullptr && checked_code_ != nullptr) return;
+    if (code_ == nullptr || checked_code_ == nullptr) continue;
+    jit_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0 &&
+           pcre2_jit_compile(checked_code_.get(), PCRE2_JIT_COMPLETE) == 0;
+    return;
   }
   Fail(where, ": the regular expression ", pattern, " cannot be compiled: ", error, ".");
 }
@@ -364,8 +367,6 @@ std::shared_ptr<pcre2_real_code_8> Regex::Compile(const std::string& translated,
     error_text = ErrorText(error);
     return nullptr;
   }
-  // Where there is no JIT, pcre2_match runs the code by interpretation.
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
   return {code, pcre2_code_free};
 }
 
@@ -378,8 +379,9 @@ bool Regex::Find(std::string_view subject, size_t start, Range& match) const {
   state.callouts_per_look = kUncheckedPlaces;
   const auto search = [&](const pcre2_code* code) {
     const auto* data = reinterpret_cast<PCRE2_SPTR>(subject.data());
-    const int count = pcre2_match(code, data, subject.size(), start, PCRE2_NO_UTF_CHECK, state.data,
-                                  state.context);
+    const auto match_function = jit_ ? pcre2_jit_match : pcre2_match;
+    const int count = match_function(code, data, subject.size(), start, PCRE2_NO_UTF_CHECK,
+                                     state.data, state.context);
     if (count != PCRE2_ERROR_JIT_STACKLIMIT) return count;
     // The interpreter keeps its frames on the heap.
     return pcre2_match(code, data, subject.size(), start, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,

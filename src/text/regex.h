@@ -60,6 +60,7 @@ class Regex {
   std::shared_ptr<pcre2_real_code_8> checked_code_;  // the same, interruptible at every item
   std::string where_;
   std::string pattern_;
+  bool jit_ = false;
 };
 
 // While it lives, all searches of this thread together may take a few seconds and more in

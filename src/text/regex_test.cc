@@ -52,7 +52,7 @@ TEST(Regex, RefusesWhatItCannotTranslate) {
 
 TEST(Regex, EndlessSearchIsAnError) {
   const auto error = [](const char* pattern, const std::string& text) -> std::string {
-    const RegexTimeLimit limit(text.size());
+    const RegexTimeLimit limit(0);
     try {
       Matches(pattern, text);
     } catch (const Error& caught) {
