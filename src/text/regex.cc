@@ -26,8 +26,8 @@ constexpr uint32_t kMatchLimit = 20'000'000;
 constexpr size_t kUncheckedWork = size_t{1} << 28;
 constexpr size_t kMinUncheckedSteps = 64;
 constexpr size_t kMaxUncheckedSteps = 5000;
-// Places where a match was tried between two looks at the clock.
-constexpr uint32_t kUncheckedPlaces = 16;
+// Of which each takes at most one pass over the text.
+constexpr uint32_t kCalloutsPerLook = 16;
 // A hundred times what real patterns need.
 constexpr std::chrono::seconds kTimeLimit{2};
 constexpr std::chrono::microseconds kTimeLimitPerByte{5};
@@ -45,7 +45,6 @@ struct MatchState {
   Clock::time_point deadline;
   bool limited = false;  // whether a RegexTimeLimit is in force
   uint32_t callouts = 0;
-  uint32_t callouts_per_look = 1;
 
   MatchState() {
     if (data == nullptr || context == nullptr || stack == nullptr) throw std::bad_alloc();
@@ -65,7 +64,7 @@ struct MatchState {
   // Anything but 0 ends the search.
   static int OnCallout(pcre2_callout_block* /*block*/, void* state_pointer) {
     auto& state = *static_cast<MatchState*>(state_pointer);
-    if (++state.callouts < state.callouts_per_look) return 0;
+    if (++state.callouts < kCalloutsPerLook) return 0;
     state.callouts = 0;
     return Clock::now() > state.deadline ? PCRE2_ERROR_CALLOUT : 0;
   }
@@ -376,7 +375,6 @@ bool Regex::Find(std::string_view subject, size_t start, Range& match) const {
   const size_t steps = std::clamp(kUncheckedWork / (subject.size() - start + 1), kMinUncheckedSteps,
                                   kMaxUncheckedSteps);
   pcre2_set_match_limit(state.context, static_cast<uint32_t>(steps));
-  state.callouts_per_look = kUncheckedPlaces;
   const auto search = [&](const pcre2_code* code) {
     const auto* data = reinterpret_cast<PCRE2_SPTR>(subject.data());
     const auto match_function = jit_ ? pcre2_jit_match : pcre2_match;
@@ -390,7 +388,6 @@ bool Regex::Find(std::string_view subject, size_t start, Range& match) const {
   int count = search(code_.get());
   if (count == PCRE2_ERROR_MATCHLIMIT) {
     pcre2_set_match_limit(state.context, kMatchLimit);
-    state.callouts_per_look = 1;
     count = search(checked_code_.get());
   }
   if (count == PCRE2_ERROR_NOMATCH) return false;
