@@ -28,6 +28,8 @@ void AddPerplexityCommand(CLI::App& program);
 void AddQuantizeCommand(CLI::App& program);
 void AddSynthesizeCommand(CLI::App& program);
 void AddBenchCommand(CLI::App& program);
+// A subcommand of bench.
+void AddBenchTokenizeCommand(CLI::App& bench);
 void AddFamiliesCommand(CLI::App& program);
 
 // Several lines: version and commit, compiler, SIMD target, CUDA.
