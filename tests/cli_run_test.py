@@ -2,76 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import select
 import signal
 import subprocess
-import time
 import unittest
 
-from cli_support import ADDER, DEMO, ERROR, LIMIT_SECONDS, CommandTest, adder, needs_demo
-
-CTRL_C = b"\x03"
-CTRL_D = b"\x04"
-
-
-class Terminal:
-    """adder run on a pseudo-terminal of its own."""
-
-    def __init__(self, *arguments: str, env: dict[str, str]) -> None:
-        self.process, self.master = pty.fork()
-        if self.process == 0:
-            os.execve(ADDER, [str(ADDER), "run", *arguments],
-                      {**os.environ, "TERM": "xterm", **env})
-        self.output = b""
-
-    def send(self, data: bytes) -> None:
-        os.write(self.master, data)
-
-    def read_some(self, seconds: float) -> bool:
-        """Takes what is there; False when nothing came or the program has ended."""
-        if not select.select([self.master], [], [], seconds)[0]:
-            return False
-        try:
-            data = os.read(self.master, 65536)
-        except OSError:  # the other side is closed
-            return False
-        self.output += data
-        return bool(data)
-
-    def wait_for(self, words: bytes, start: int = 0) -> int:
-        """Reads until `words` come after position `start`; the position behind them."""
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while (at := self.output.find(words, start)) < 0:
-            if time.monotonic() > deadline:
-                raise AssertionError(f"no {words!r} in {self.output[start:]!r}")
-            if not self.read_some(1.0) and self.ended():
-                raise AssertionError(f"ended without {words!r}: {self.output[start:]!r}")
-        return at + len(words)
-
-    def ended(self) -> bool:
-        return self.exit_code(block=False) is not None
-
-    def exit_code(self, block: bool = True) -> int | None:
-        """The exit code, or the negative signal, once the program has ended."""
-        if not hasattr(self, "status"):
-            deadline = time.monotonic() + LIMIT_SECONDS
-            while True:
-                pid, status = os.waitpid(self.process, os.WNOHANG)
-                if pid:
-                    self.status = os.waitstatus_to_exitcode(status)
-                    break
-                if not block or time.monotonic() > deadline:
-                    return None
-                self.read_some(0.05)
-        return self.status
-
-    def close(self) -> None:
-        if not self.ended():
-            os.kill(self.process, signal.SIGKILL)
-            os.waitpid(self.process, 0)
-        os.close(self.master)
+from cli_support import (
+    ADDER,
+    CTRL_C,
+    CTRL_D,
+    DEMO,
+    ERROR,
+    LIMIT_SECONDS,
+    CommandTest,
+    Terminal,
+    adder,
+    needs_demo,
+)
 
 
 @needs_demo
@@ -79,7 +25,7 @@ class TerminalTest(CommandTest):
     """Keys and commands."""
 
     def open(self, *arguments: str) -> Terminal:
-        terminal = Terminal("-m", str(DEMO), *arguments,
+        terminal = Terminal("run", "-m", str(DEMO), *arguments,
                             env={"XDG_STATE_HOME": str(self.folder / "state")})
         self.addCleanup(terminal.close)
         terminal.wait_for(b"> ")

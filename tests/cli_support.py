@@ -10,10 +10,14 @@ from __future__ import annotations
 import array
 import json
 import os
+import pty
+import select
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
+import time
 import unittest
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +33,9 @@ LIMIT_SECONDS = 300
 
 ERROR = 1
 USAGE = 2
+
+CTRL_C = b"\x03"
+CTRL_D = b"\x04"
 
 needs_demo = unittest.skipUnless((DEMO / "model.safetensors").exists(), f"no demo model at {DEMO}")
 needs_kit = unittest.skipUnless(CASE.exists(), f"no conformance kit at {SHARED} (ADDER_SHARED)")
@@ -95,3 +102,60 @@ class CommandTest(unittest.TestCase):
         path = self.folder / name
         path.write_text(contents, encoding="utf-8")
         return path
+
+
+class Terminal:
+    """adder on a pseudo-terminal of its own."""
+
+    def __init__(self, *arguments: str, env: dict[str, str]) -> None:
+        self.process, self.master = pty.fork()
+        if self.process == 0:
+            os.execve(ADDER, [str(ADDER), *arguments], {**os.environ, "TERM": "xterm", **env})
+        self.output = b""
+
+    def send(self, data: bytes) -> None:
+        os.write(self.master, data)
+
+    def read_some(self, seconds: float) -> bool:
+        """Takes what is there; False when nothing came or the program has ended."""
+        if not select.select([self.master], [], [], seconds)[0]:
+            return False
+        try:
+            data = os.read(self.master, 65536)
+        except OSError:  # the other side is closed
+            return False
+        self.output += data
+        return bool(data)
+
+    def wait_for(self, words: bytes, start: int = 0) -> int:
+        """Reads until `words` come after position `start`; the position behind them."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while (at := self.output.find(words, start)) < 0:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {words!r} in {self.output[start:]!r}")
+            if not self.read_some(1.0) and self.ended():
+                raise AssertionError(f"ended without {words!r}: {self.output[start:]!r}")
+        return at + len(words)
+
+    def ended(self) -> bool:
+        return self.exit_code(block=False) is not None
+
+    def exit_code(self, block: bool = True) -> int | None:
+        """The exit code, or the negative signal, once the program has ended."""
+        if not hasattr(self, "status"):
+            deadline = time.monotonic() + LIMIT_SECONDS
+            while True:
+                pid, status = os.waitpid(self.process, os.WNOHANG)
+                if pid:
+                    self.status = os.waitstatus_to_exitcode(status)
+                    break
+                if not block or time.monotonic() > deadline:
+                    return None
+                self.read_some(0.05)
+        return self.status
+
+    def close(self) -> None:
+        if not self.ended():
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
+        os.close(self.master)

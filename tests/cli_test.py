@@ -24,7 +24,7 @@ class ProgramTest(CommandTest):
 
     def test_help(self) -> None:
         text = self.succeed("--help")
-        commands = "run generate logits inspect tokenize perplexity quantize synthesize bench"
+        commands = "run chat generate logits inspect tokenize perplexity quantize synthesize bench"
         for command in (*commands.split(), "families"):
             self.assertIn(command, text)
             self.succeed(command, "--help")

@@ -35,6 +35,33 @@ class TokenizeTest(CommandTest):
             self.assertEqual(text, case["decoded"] + "\n")
 
     @needs_demo
+    def test_file_bytes_as_they_are(self) -> None:
+        def ids(data: bytes) -> str:
+            path = self.folder / "text"
+            path.write_bytes(data)
+            return self.succeed("tokenize", "-m", DEMO, "--file", path, "--ids", "--no-special")
+
+        def text(line: str) -> str:
+            return self.succeed("tokenize", "-m", DEMO, "--decode", ",".join(line.split()))
+
+        self.assertEqual(ids(b""), "\n")
+        for data in (b" king \n\n", b"\r\nking\t", b"a\0b", b"\xef\xbb\xbfking"):
+            line = ids(data)
+            self.assertRegex(line, r"^\d+( \d+)*\n$")
+            self.assertEqual(text(line).encode(), data + b"\n")
+        # Each longest stretch that begins no character becomes one U+FFFD.
+        for data, same in ((b"a\xffb", "a\ufffdb"), (b"\xf0\x9f\x98", "\ufffd"),
+                           (b"\xed\xa0\x80", "\ufffd\ufffd\ufffd")):
+            self.assertEqual(ids(data), ids(same.encode()))
+        with_special = self.succeed("tokenize", "-m", DEMO, "--text", "king", "--ids").split()
+        plain = self.succeed("tokenize", "-m", DEMO, "--text", "king", "--ids", "--no-special").split()
+        self.assertEqual([i for i in with_special if i in plain], plain)
+        report = json.loads(self.succeed("bench", "tokenize", "-m", DEMO, "--file",
+                                         DEMO / "heldout_sample.txt", "--repeat", "1", "--json"))
+        self.assertEqual(report["bytes"], (DEMO / "heldout_sample.txt").stat().st_size)
+        self.assertGreater(report["megabytes_per_second_min"], 0)
+
+    @needs_demo
     def test_errors(self) -> None:
         self.fail_with(USAGE, ["--text"], "tokenize", "-m", DEMO)
         self.fail_with(USAGE, [], "tokenize", "-m", DEMO, "--text", "x", "--decode", "1")

@@ -190,6 +190,7 @@ void AddBenchCommand(CLI::App& program) {
   auto options = std::make_shared<Options>();
   CLI::App* bench = program.add_subcommand("bench", "Measure speed");
   bench->require_subcommand(1);
+  AddBenchTokenizeCommand(*bench);
   CLI::App* command = bench->add_subcommand(
       "decode", "Speed of one sequence: prompt and decoding, and its share of memory bandwidth");
   AddModelOption(*command, options->model.model)->required();

@@ -105,8 +105,9 @@ LoadedModel Load(const ModelOptions& options) {
 const text::Tokenizer& RequireTokenizer(const LoadedModel& model) {
   if (!model.tokenizer) {
     Fail(model.directory.string(),
-         " has no tokenizer.json, so adder cannot read or write text with it; \"adder generate "
-         "--tokens\" and \"adder logits\" work on token ids.");
+         " has no tokenizer (tokenizer.json, tokenizer.model or tokenizer.jsonl), so adder cannot "
+         "read or write text with it; \"adder generate --tokens\" and \"adder logits\" work on token "
+         "ids.");
   }
   return *model.tokenizer;
 }

@@ -18,14 +18,18 @@
 namespace adder::cli {
 
 void AddRunCommand(CLI::App& program);
+void AddChatCommand(CLI::App& program);
 void AddGenerateCommand(CLI::App& program);
 void AddLogitsCommand(CLI::App& program);
 void AddInspectCommand(CLI::App& program);
 void AddTokenizeCommand(CLI::App& program);
+void AddTemplateCommand(CLI::App& program);
 void AddPerplexityCommand(CLI::App& program);
 void AddQuantizeCommand(CLI::App& program);
 void AddSynthesizeCommand(CLI::App& program);
 void AddBenchCommand(CLI::App& program);
+// A subcommand of bench.
+void AddBenchTokenizeCommand(CLI::App& bench);
 void AddFamiliesCommand(CLI::App& program);
 
 // Several lines: version and commit, compiler, SIMD target, CUDA.

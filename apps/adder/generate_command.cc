@@ -7,6 +7,7 @@
 #include "command.h"
 #include "core/error.h"
 #include "engine/token_lists.h"
+#include "interactive.h"
 
 namespace adder::cli {
 namespace {
@@ -69,9 +70,7 @@ Json ResultJson(const LoadedModel& model, const std::vector<int32_t>& prompt,
 }
 
 void Run(const Options& options) {
-  if (options.max_tokens < 1) {
-    Fail("--max-tokens is ", options.max_tokens, "; it must be at least 1.");
-  }
+  CheckMaxTokens(options.max_tokens);
   const LoadedModel model = Load(options.model);
   const std::vector<int32_t> prompt = PromptTokens(options, model);
   GenerationOptions generation;

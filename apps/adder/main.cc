@@ -30,10 +30,12 @@ int Main(int argc, char** argv) {
     return Concat("adder: ", error.what(), "\nSee ", app->get_name(), " --help.\n");
   });
   AddRunCommand(program);
+  AddChatCommand(program);
   AddGenerateCommand(program);
   AddLogitsCommand(program);
   AddInspectCommand(program);
   AddTokenizeCommand(program);
+  AddTemplateCommand(program);
   AddPerplexityCommand(program);
   AddQuantizeCommand(program);
   AddSynthesizeCommand(program);

@@ -1,16 +1,14 @@
 // adder run: writing together with a model, line by line.
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <iostream>
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include "command.h"
 #include "core/error.h"
+#include "interactive.h"
 #include "line_reader.h"
-#include "measure/bandwidth_probe.h"
 
 namespace adder::cli {
 namespace {
@@ -76,7 +74,7 @@ class Conversation {
       written_.clear();
       Print("Begun anew.\n");
     } else if (line == "/stats") {
-      PrintStats();
+      Print(StatsText(model_, session_.tokens().size(), last_, sampling_));
     } else if (line.starts_with("/")) {
       Print(Concat("There is no command ", line, "; /help lists them.\n"));
     } else {
@@ -102,18 +100,9 @@ class Conversation {
       if (model_.begin_id < 0) return;  // an empty line, and nothing that could begin a text
       prompt.push_back(model_.begin_id);
     }
-    GenerationOptions generation;
-    generation.max_tokens = max_tokens_;
-    generation.sampling = sampling_;
-    // Replies of one run differ, and the run as a whole follows from its seed.
-    generation.sampling.seed += replies_++;
-    generation.end_ids = model_.end_ids;
-    generation.cancel = &InterruptFlag::raised();
     const auto tokens = static_cast<int64_t>(session_.tokens().size() + prompt.size());
-    CheckPositions(*model_.plan, tokens, 0, "/reset begins anew.");
-    if (const int64_t positions = model_.plan->max_positions; positions > 0) {
-      generation.max_tokens = std::min(max_tokens_, positions - tokens + 1);
-    }
+    GenerationOptions generation =
+        ReplyOptions(model_, sampling_, replies_++, max_tokens_, tokens, "/reset begins anew.");
     const GenerationResult& result =
         session_.Generate(prompt, std::move(generation), [](const GeneratedPiece& piece) {
           if (!piece.text.empty()) Print(piece.text);
@@ -129,19 +118,6 @@ class Conversation {
     Print("\n");
   }
 
-  void PrintStats() const {
-    Print(Concat("device   ", model_.executor->Description(), "\ntokens   ",
-                 session_.tokens().size(), " in this text\nprompt   ", Fixed(last_.PromptRate(), 1),
-                 " tok/s (last reply, ", last_.prompt_tokens, " tokens)\ndecode   ",
-                 Fixed(last_.DecodeRate(), 1), " tok/s (last reply, ", last_.decode_steps,
-                 " tokens)\nmemory   weights ", Megabytes(model_.executor->WeightBytes()),
-                 ", state ", Megabytes(model_.executor->StateBytes()), ", peak ",
-                 Megabytes(PeakResidentBytes()), "\nsampling temperature ", sampling_.temperature,
-                 ", top-k ", sampling_.top_k, ", top-p ", sampling_.top_p, ", min-p ",
-                 sampling_.min_p, ", repeat penalty ", sampling_.repeat_penalty, ", seed ",
-                 sampling_.seed, "\n"));
-  }
-
   const LoadedModel& model_;
   const text::Tokenizer& tokenizer_;
   GenerationSession session_;
@@ -154,9 +130,7 @@ class Conversation {
 };
 
 void Run(const Options& options) {
-  if (options.max_tokens < 1) {
-    Fail("--max-tokens is ", options.max_tokens, "; it must be at least 1.");
-  }
+  CheckMaxTokens(options.max_tokens);
   ModelOptions model_options = options.model;
   if (model_options.model.empty()) model_options.model = FindDemoModel();
   const LoadedModel model = Load(model_options);
@@ -168,20 +142,7 @@ void Run(const Options& options) {
                  ParameterCount(*model.plan),
                  " parameters. Type a beginning; /help lists commands.\n"));
   }
-  std::string line;
-  for (;;) {
-    const LineReader::Outcome outcome = reader.Read(line);
-    if (outcome == LineReader::Outcome::kInterrupted) continue;
-    if (outcome == LineReader::Outcome::kEnd) break;
-    try {
-      if (!conversation.Handle(line)) return;
-    } catch (const Error& error) {
-      // At a terminal the next line may do better; a pipe should not go on unnoticed.
-      if (!reader.interactive()) throw;
-      std::cerr << "adder: " << error.what() << "\n";
-    }
-  }
-  if (reader.interactive()) Print("\n");
+  Converse(reader, [&](const std::string& line) { return conversation.Handle(line); });
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 # What a build needs, by Debian/Ubuntu package name; docs/dependencies.md says what each is for.
 build_packages=(g++ cmake ninja-build pkg-config git nlohmann-json3-dev libcli11-dev libpcre2-dev
-                libutf8proc-dev libhwy-dev libedit-dev libgtest-dev libbenchmark-dev)
+                libutf8proc-dev libsentencepiece-dev libhwy-dev libedit-dev libgtest-dev libbenchmark-dev)
 
 say() { printf '\n==> %s\n' "$*"; }
 note() { printf '    %s\n' "$*"; }

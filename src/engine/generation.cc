@@ -74,16 +74,28 @@ void GenerationSession::Reset() {
   finished_ = true;
 }
 
-void GenerationSession::Begin(std::span<const int32_t> prompt, GenerationOptions options) {
+void GenerationSession::CheckIds(std::span<const int32_t> ids) const {
   const int64_t vocab = executor_->program().plan->vocab;
-  for (int32_t id : prompt) {
+  for (int32_t id : ids) {
     if (id < 0 || id >= vocab) {
       Fail("The prompt holds the token id ", id, ", but the model's vocabulary has ids 0 to ",
            vocab - 1, ".");
     }
   }
-  const auto run = static_cast<size_t>(executor_->Position(sequence_));
-  if (prompt.empty() && run == tokens_.size()) {
+}
+
+bool GenerationSession::Prefill(std::span<const int32_t> tokens, const std::atomic<bool>* cancel) {
+  CheckIds(tokens);
+  EndDeviceDecode();
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  finished_ = true;
+  options_.cancel = cancel;
+  return RunPending();
+}
+
+void GenerationSession::Begin(std::span<const int32_t> prompt, GenerationOptions options) {
+  CheckIds(prompt);
+  if (prompt.empty() && tokens_run() == tokens_.size()) {
     Fail("The prompt is empty: there is nothing to continue. Give at least one token.");
   }
   if (options.max_tokens < 1) {
@@ -103,7 +115,7 @@ void GenerationSession::Begin(std::span<const int32_t> prompt, GenerationOptions
   stops_.emplace(std::move(stops));
   detokenizer_.reset();
   if (tokenizer_ != nullptr) {
-    detokenizer_.emplace(*tokenizer_, /*skip_special=*/true);
+    detokenizer_.emplace(*tokenizer_, /*skip_special=*/true, options_.shown_special);
     const size_t context = std::min(tokens_.size(), kDetokenizerContext);
     for (int32_t id : std::span(tokens_).last(context)) detokenizer_->Push(id);
   }

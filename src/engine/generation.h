@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ struct GenerationOptions {
   SamplingParameters sampling;
   std::vector<std::string> stop_strings;  // needs a tokenizer
   std::vector<int32_t> end_ids;           // tokens that end the text; empty: none does
+  std::set<int32_t> shown_special;        // special tokens that are part of the text all the same
   // Checked before every step; true ends the generation as kCancelled.
   const std::atomic<bool>* cancel = nullptr;
 };
@@ -49,7 +51,7 @@ struct GenerationTimings {
 
 struct GenerationResult {
   std::vector<int32_t> tokens;  // with the one that ended the text, if one did
-  std::string text;             // without special tokens, and before the stop string
+  std::string text;             // without hidden special tokens, and before the stop string
   FinishReason finish = FinishReason::kLength;
   std::string stop_string;  // the one that was found
   GenerationTimings timings;
@@ -88,8 +90,15 @@ class GenerationSession {
   const GenerationResult& Generate(std::span<const int32_t> prompt, GenerationOptions options,
                                    const std::function<void(const GeneratedPiece&)>& on_piece);
 
+  // Appends `tokens` and runs all that have not been run, so that a Fork now holds their state. A
+  // generation that is under way ends. False when `cancel` (may be null) became true on the way;
+  // then the rest is run by what comes next. Throws Error as Begin does for bad ids.
+  bool Prefill(std::span<const int32_t> tokens, const std::atomic<bool>* cancel);
+
   // All tokens: prompts and output. The last may not have been run yet.
   std::span<const int32_t> tokens() const { return tokens_; }
+  // How many of them have been run.
+  size_t tokens_run() const { return static_cast<size_t>(executor_->Position(sequence_)); }
   // Forgets everything.
   void Reset();
   // A session in the same state. Its generation, if one is under way here, is not copied.
@@ -99,6 +108,7 @@ class GenerationSession {
 
  private:
   struct Forked {};
+  void CheckIds(std::span<const int32_t> ids) const;
   GenerationSession(const GenerationSession& other, Forked);
   bool Cancelled() const { return options_.cancel != nullptr && options_.cancel->load(); }
   // Runs all tokens that have not been run; false when cancelled on the way.

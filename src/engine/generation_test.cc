@@ -59,6 +59,19 @@ TEST(Generation, StopsAtTheNumberOfTokensAndEndsHalfCharacters) {
   EXPECT_EQ(result.text, "ab\xEF\xBF\xBD");
 }
 
+TEST(Generation, SpecialTokensAreShownWhereAskedFor) {
+  const auto tokenizer = SmallTokenizer();
+  ASSERT_TRUE(tokenizer.IsSpecial(263));
+  FakeExecutor executor(kVocab, Always(kVocab, [](const std::vector<int32_t>&) { return 263; }));
+  GenerationSession session(executor, &tokenizer);
+  GenerationOptions options;
+  options.max_tokens = 2;
+  EXPECT_EQ(session.Generate(std::vector<int32_t>{104}, options, {}).text, "");
+  options.shown_special = {263};
+  const std::string mark(tokenizer.IdToToken(263));
+  EXPECT_EQ(session.Generate(std::vector<int32_t>{104}, options, {}).text, mark + mark);
+}
+
 TEST(Generation, StopStringAcrossTokens) {
   const auto tokenizer = SmallTokenizer();
   FakeExecutor executor = Writer("one two. three", 1);

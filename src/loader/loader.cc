@@ -80,8 +80,7 @@ LoadedModel LoadModel(const std::string& name, const LoadOptions& options) {
 }
 
 std::unique_ptr<text::Tokenizer> LoadTokenizer(const fs::path& directory) {
-  std::error_code error;
-  if (!fs::exists(directory / "tokenizer.json", error)) return nullptr;
+  if (!text::Tokenizer::ExistsIn(directory)) return nullptr;
   return std::make_unique<text::Tokenizer>(text::Tokenizer::Load(directory));
 }
 

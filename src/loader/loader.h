@@ -47,7 +47,7 @@ struct LoadedModel {
   std::filesystem::path directory;
   std::shared_ptr<const Plan> plan;
   std::unique_ptr<Executor> executor;
-  std::unique_ptr<text::Tokenizer> tokenizer;  // null when there is no tokenizer.json
+  std::unique_ptr<text::Tokenizer> tokenizer;  // null when there is none
   std::vector<int32_t> end_ids;                // tokens that end a text, ascending
   int32_t begin_id = -1;                       // bos_token_id; -1: none
   SamplingParameters sampling;                 // what generation_config.json asks for
@@ -57,7 +57,7 @@ struct LoadedModel {
 // Throws Error for a bad model, a device this build lacks, or a bad number of threads.
 LoadedModel LoadModel(const std::string& name, const LoadOptions& options = {});
 
-// The tokenizer in a model's directory; null when there is no tokenizer.json.
+// The tokenizer in a model's directory; null when there is none.
 std::unique_ptr<text::Tokenizer> LoadTokenizer(const std::filesystem::path& directory);
 
 // Sampling as generation_config.json asks for: without the file, or where do_sample is not true,

@@ -12,7 +12,7 @@ namespace {
 
 const text::Tokenizer& TokenizerOf(const LoadedModel& model) {
   if (!model.tokenizer) {
-    Fail(model.directory.string(), " has no tokenizer.json; give token ids instead of text.");
+    Fail(model.directory.string(), " has no tokenizer; give token ids instead of text.");
   }
   return *model.tokenizer;
 }

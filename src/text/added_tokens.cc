@@ -56,10 +56,12 @@ size_t BytePair(char first, char second) {
   return size_t{static_cast<uint8_t>(first)} << 8 | static_cast<uint8_t>(second);
 }
 
-AddedToken ParseToken(const JsonObject& object) {
+}  // namespace
+
+AddedToken ReadAddedToken(const JsonObject& object, int32_t id) {
   AddedToken token;
   token.content = object.String({"content"});
-  token.id = static_cast<int32_t>(object.Int({"id"}, 0, Vocabulary::kMaxIds - 1));
+  token.id = id;
   token.single_word = object.Bool({"single_word"}, false);
   token.lstrip = object.Bool({"lstrip"}, false);
   token.rstrip = object.Bool({"rstrip"}, false);
@@ -70,8 +72,6 @@ AddedToken ParseToken(const JsonObject& object) {
   }
   return token;
 }
-
-}  // namespace
 
 void AddedTokenFinder::Add(const AddedToken& token, std::string_view text) {
   if (text.empty()) return;
@@ -139,13 +139,22 @@ AddedTokens::AddedTokens(const Json& value, const std::string& where, const Voca
   if (!value.is_array()) Fail(where, " should be an array.");
   std::unordered_set<std::string> seen;
   for (size_t i = 0; i < value.size(); ++i) {
-    AddedToken token = ParseToken(JsonObject(value[i], Concat(where, "[", i, "]")));
+    const JsonObject object(value[i], Concat(where, "[", i, "]"));
+    AddedToken token = ReadAddedToken(
+        object, static_cast<int32_t>(object.Int({"id"}, 0, Vocabulary::kMaxIds - 1)));
     if (token.content.empty() || !seen.insert(token.content).second) continue;
     const int32_t known = vocabulary.Find(token.content);
     if (known >= 0) token.id = known;
     token.decoded = token.normalized ? normalize(token.content) : token.content;
     (token.normalized ? normalized_ : raw_).Add(token, token.decoded);
     tokens_.push_back(std::move(token));
+  }
+}
+
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
+  for (AddedToken& token : tokens_) {
+    token.decoded = token.content;
+    raw_.Add(token, token.content);
   }
 }
 

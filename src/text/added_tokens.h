@@ -24,6 +24,9 @@ struct AddedToken {
   bool special = false;      // may be left out when decoding
 };
 
+// Reads an added token but for its id. Throws Error, naming the field, for malformed ones.
+AddedToken ReadAddedToken(const JsonObject& object, int32_t id);
+
 // A stretch of text: an added token, or text between them.
 struct Segment {
   size_t begin;
@@ -56,6 +59,8 @@ class AddedTokens {
   // `normalize` is the tokenizer's normalizer.
   AddedTokens(const Json& value, const std::string& where, const Vocabulary& vocabulary,
               const std::function<std::string(std::string_view)>& normalize);
+  // Tokens with ids of their own, all looked for in the text as it came.
+  explicit AddedTokens(std::vector<AddedToken> tokens);
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
   // For the text as it came, and for its normalised form.

@@ -1,25 +1,17 @@
 // Runs every tokenizer of the conformance kit against its expected ids and texts.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "core/json.h"
 #include "text/detokenizer.h"
+#include "text/kit_for_test.h"
 #include "text/tokenizer.h"
 
 namespace adder::text {
 namespace {
-
-std::filesystem::path KitFolder() {
-  const char* shared = std::getenv("ADDER_SHARED");
-  const std::filesystem::path root =
-      shared != nullptr ? std::filesystem::path(shared)
-                        : std::filesystem::path(ADDER_SOURCE_DIR) / ".." / "shared";
-  return root / "conformance" / "tokenizers";
-}
 
 std::string Stream(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, bool skip_special) {
   StreamingDetokenizer detokenizer(tokenizer, skip_special);
@@ -29,7 +21,7 @@ std::string Stream(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, 
 }
 
 TEST(TokenizerConformance, EveryTokenizerOfTheKit) {
-  const std::filesystem::path kit = KitFolder();
+  const std::filesystem::path kit = SharedFolder(ADDER_SOURCE_DIR) / "conformance" / "tokenizers";
   if (!std::filesystem::is_directory(kit)) {
     GTEST_SKIP() << "There is no conformance kit at " << kit << "; set ADDER_SHARED.";
   }

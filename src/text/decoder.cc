@@ -25,27 +25,6 @@ class SinkStage : public DecoderStage {
   std::string* text_;
 };
 
-// Base of stages that need a whole token before they can say anything about it.
-class WholeTokenStage : public DecoderStage {
- public:
-  void Text(std::string_view text) final { token_ += text; }
-  void EndToken() final {
-    Token(token_);
-    token_.clear();
-  }
-
- protected:
-  virtual void Token(std::string_view token) = 0;
-
-  void Emit(std::string_view token) {
-    next_->Text(token);
-    next_->EndToken();
-  }
-
- private:
-  std::string token_;
-};
-
 // Without a decoder.
 class JoinStage : public DecoderStage {
  public:
@@ -106,7 +85,7 @@ class ByteFallbackStage : public WholeTokenStage {
 
  protected:
   void Token(std::string_view token) override {
-    if (const std::optional<uint8_t> byte = ByteOf(token)) {
+    if (const std::optional<uint8_t> byte = ByteOfToken(token)) {
       run_.push_back(static_cast<char>(*byte));
       return;
     }
@@ -115,14 +94,6 @@ class ByteFallbackStage : public WholeTokenStage {
   }
 
  private:
-  static std::optional<uint8_t> ByteOf(std::string_view token) {
-    if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
-    uint8_t byte = 0;
-    const auto [end, error] = std::from_chars(token.data() + 3, token.data() + 5, byte, 16);
-    if (error != std::errc() || end != token.data() + 5) return std::nullopt;
-    return byte;
-  }
-
   void EmitRun() {
     if (run_.empty()) return;
     if (IsValidUtf8(run_)) {
@@ -277,6 +248,14 @@ std::string OneCharacter(const JsonObject& object, std::string_view field,
 }
 
 }  // namespace
+
+std::optional<uint8_t> ByteOfToken(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
+  uint8_t byte = 0;
+  const auto [end, error] = std::from_chars(token.data() + 3, token.data() + 5, byte, 16);
+  if (error != std::errc() || end != token.data() + 5) return std::nullopt;
+  return byte;
+}
 
 DecodeStream::DecodeStream(std::vector<std::unique_ptr<DecoderStage>> stages)
     : stages_(std::move(stages)), text_(std::make_unique<std::string>()) {

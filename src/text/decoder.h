@@ -4,10 +4,13 @@
 // keeps what a later token could still change, so that streaming and decoding at once are the same.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/json.h"
@@ -29,6 +32,30 @@ class DecoderStage {
  protected:
   DecoderStage* next_ = nullptr;
 };
+
+// Base of stages that need a whole token before they can say anything about it.
+class WholeTokenStage : public DecoderStage {
+ public:
+  void Text(std::string_view text) final { token_ += text; }
+  void EndToken() final {
+    Token(token_);
+    token_.clear();
+  }
+
+ protected:
+  virtual void Token(std::string_view token) = 0;
+
+  void Emit(std::string_view token) {
+    next_->Text(token);
+    next_->EndToken();
+  }
+
+ private:
+  std::string token_;
+};
+
+// The byte that a token such as <0x0A> stands for, or nothing.
+std::optional<uint8_t> ByteOfToken(std::string_view token);
 
 // A decode in progress.
 class DecodeStream {
@@ -53,11 +80,13 @@ class Decoder {
   // Null gives the decoder that joins tokens by spaces. Throws Error for other types.
   Decoder(const Json& value, const std::string& where);
 
+  // One stage, made anew for each decode.
+  using StageMaker = std::function<std::unique_ptr<DecoderStage>()>;
+  explicit Decoder(StageMaker make) { stages_.push_back(std::move(make)); }
+
   DecodeStream Start() const;
 
  private:
-  using StageMaker = std::function<std::unique_ptr<DecoderStage>()>;
-
   void Add(const Json& value, const std::string& where);
 
   std::vector<StageMaker> stages_;

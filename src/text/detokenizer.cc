@@ -3,7 +3,8 @@
 namespace adder::text {
 
 std::string StreamingDetokenizer::Push(int32_t id) {
-  if (!tokenizer_->HasToken(id) || (skip_special_ && tokenizer_->IsSpecial(id))) return {};
+  if (!tokenizer_->HasToken(id)) return {};
+  if (skip_special_ && tokenizer_->IsSpecial(id) && shown_.count(id) == 0) return {};
   return stream_.Push(tokenizer_->IdToToken(id));
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "text/decoder.h"
 #include "text/tokenizer.h"
@@ -14,9 +16,12 @@ namespace adder::text {
 // that impossible (then it is U+FFFD).
 class StreamingDetokenizer {
  public:
-  // `tokenizer` must outlive this.
-  StreamingDetokenizer(const Tokenizer& tokenizer, bool skip_special)
-      : tokenizer_(&tokenizer), skip_special_(skip_special), stream_(tokenizer.StartDecode()) {}
+  // `tokenizer` must outlive this. The special tokens in `shown` are not skipped.
+  StreamingDetokenizer(const Tokenizer& tokenizer, bool skip_special, std::set<int32_t> shown = {})
+      : tokenizer_(&tokenizer),
+        skip_special_(skip_special),
+        shown_(std::move(shown)),
+        stream_(tokenizer.StartDecode()) {}
 
   // The text that became final by one more token; often empty.
   std::string Push(int32_t id);
@@ -26,6 +31,7 @@ class StreamingDetokenizer {
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_;
+  std::set<int32_t> shown_;
   DecodeStream stream_;
 };
 

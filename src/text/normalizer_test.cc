@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "text/precompiled.h"
+#include "text/sentencepiece_file.h"
 #include "text/unicode.h"
 
 namespace adder::text {
@@ -67,6 +69,23 @@ TEST(Normalizer, ManyMarksTakeLinearTime) {
   EXPECT_TRUE(sorted.ends_with("\xCC\x80\xCC\x80"));
 }
 
+TEST(Normalizer, KeepsToTheUnicodeVersionOfTheReference) {
+  // U+0EBA is a mark of class 9 only since Unicode 12 and does not move before U+0EC8 (class 122).
+  EXPECT_EQ(Rewritten(R"({"type": "NFC"})", "\xE0\xBB\x88\xE0\xBA\xBA"),
+            "\xE0\xBB\x88\xE0\xBA\xBA");
+  EXPECT_EQ(Rewritten(R"({"type": "NFC"})", "\xE0\xBB\x88\xE0\xBA\xB8"),
+            "\xE0\xBA\xB8\xE0\xBB\x88");
+  // U+1F16C "MR" came with Unicode 12, U+1F16B "MD" long before.
+  EXPECT_EQ(Rewritten(R"({"type": "NFKC"})", "\xF0\x9F\x85\xAC\xF0\x9F\x85\xAB"),
+            "\xF0\x9F\x85\xACMD");
+  EXPECT_FALSE(IsPunctuation(0xC84));
+  EXPECT_TRUE(IsPunctuation(0x166D));
+  EXPECT_TRUE(IsPunctuation(0x2E42));
+  EXPECT_FALSE(IsPunctuation(0x2E43));
+  EXPECT_FALSE(IsMark(0x7FD));
+  EXPECT_TRUE(IsMark(0x1CF2));
+}
+
 TEST(Normalizer, NamesWhatItLacks) {
   try {
     Rewritten(R"({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Nmt"}]})", "");
@@ -80,6 +99,42 @@ TEST(PrecompiledMap, RefusesDamagedMaps) {
   for (const char* base64 : {"", "AAAA", "!!!!", "/////wAA", "BAAAAA==", "AwAAAAAAAAAA"}) {
     EXPECT_THROW(PrecompiledMap(base64, "test"), Error) << base64;
   }
+}
+
+std::string Base64(std::string_view bytes) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t k = 0; k < 3; ++k) {
+      bits = bits << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
+    }
+    for (int shift = 18; shift >= 0; shift -= 6) text += kDigits[bits >> shift & 63];
+  }
+  text.resize((bytes.size() * 4 + 2) / 3);
+  return text;
+}
+
+TEST(PrecompiledMap, AppliesAMapThatSentencePieceMade) {
+  // Rules: A to a, U+00E9 to e, U+FB01 to fi, e U+0301 to e, U+200B to nothing, U+3000 to a space.
+  const std::string path =
+      std::string(ADDER_SOURCE_DIR) + "/fuzz/corpus/fuzz_sentencepiece_model/unigram_rules";
+  const std::string charsmap = SentencePieceFile::Parse(ReadFile(path), path).charsmap;
+  CheckCharsmap(charsmap, "test");
+  const Json json = {{"type", "Precompiled"}, {"precompiled_charsmap", Base64(charsmap)}};
+  EXPECT_EQ(Rewritten(json.dump(), "AB\xC3\xA9 \xEF\xAC\x81 e\xCC\x81x\xE2\x80\x8By\xE3\x80\x80z"),
+            "aBe fi exy z");
+  for (size_t i = 0; i < charsmap.size(); i += 3) {
+    std::string damaged = charsmap;
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x55);
+    try {
+      CheckCharsmap(damaged, "test");
+    } catch (const Error&) {
+    }
+  }
+  EXPECT_THROW(CheckCharsmap(charsmap.substr(0, charsmap.size() - 1), "test"), Error);
+  EXPECT_THROW(CheckCharsmap(charsmap.substr(0, 4), "test"), Error);
 }
 
 TEST(Unicode, Graphemes) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/json.h"
@@ -15,6 +16,8 @@ class PostProcessor {
  public:
   // Null gives the post-processor that adds nothing. Throws Error for other types.
   PostProcessor(const Json& value, const std::string& where);
+  PostProcessor(std::vector<int32_t> prefix, std::vector<int32_t> suffix)
+      : prefix_(std::move(prefix)), suffix_(std::move(suffix)) {}
 
   // Ids to put before and behind those of the text.
   const std::vector<int32_t>& prefix() const { return prefix_; }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/json.h"
@@ -64,6 +65,9 @@ class PreTokenizer {
  public:
   // Null gives the pre-tokenizer that splits nothing. Throws Error for other types.
   PreTokenizer(const Json& value, const std::string& where);
+  explicit PreTokenizer(std::unique_ptr<PreTokenizerStep> step) {
+    steps_.push_back(std::move(step));
+  }
 
   // Whether the pieces stand for byte-level characters: a ByteLevel at the end leaves bytes as they
   // are, for the model to map.

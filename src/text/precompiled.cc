@@ -13,6 +13,10 @@ namespace {
 // Longer grapheme clusters are looked up character by character only.
 constexpr size_t kMaxGraphemeBytes = 5;
 
+// Bounds for CheckCharsmap. Real maps have 250 KB, and no replacement above 40 bytes.
+constexpr size_t kMaxCharsmapBytes = size_t{1} << 22;
+constexpr size_t kMaxReplacementBytes = 128;
+
 std::string DecodeBase64(std::string_view text, const std::string& where) {
   const auto digit = [](char c) -> int {
     if (c >= 'A' && c <= 'Z') return c - 'A';
@@ -112,6 +116,43 @@ std::string PrecompiledMap::Apply(std::string_view text) const {
     }
   }
   return mapped;
+}
+
+void CheckCharsmap(std::string_view bytes, const std::string& where) {
+  const auto require = [&](bool condition) {
+    if (!condition) Fail(where, " is damaged: it points outside itself.");
+  };
+  uint32_t trie_bytes = 0;
+  require(bytes.size() > 4 && bytes.size() <= kMaxCharsmapBytes);
+  std::memcpy(&trie_bytes, bytes.data(), 4);
+  require(trie_bytes > 0 && trie_bytes % 4 == 0 && trie_bytes < bytes.size() - 4);
+  std::vector<uint32_t> trie(trie_bytes / 4);
+  std::memcpy(trie.data(), bytes.data() + 4, trie_bytes);
+  const std::string_view replacements = bytes.substr(4 + trie_bytes);
+
+  // Walk everywhere that any text can lead.
+  std::vector<bool> seen(trie.size());
+  std::vector<size_t> bases = {Offset(trie[0])};
+  while (!bases.empty()) {
+    const size_t base = bases.back();
+    bases.pop_back();
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      const size_t node = base ^ byte;
+      require(node < trie.size());
+      const uint32_t unit = trie[node];
+      if (Label(unit) != byte || seen[node]) continue;
+      seen[node] = true;
+      const size_t next = node ^ Offset(unit);
+      bases.push_back(next);
+      if (!HasValue(unit)) continue;
+      require(next < trie.size());
+      const size_t begin = Value(trie[next]);
+      require(begin < replacements.size());
+      const std::string_view rest = replacements.substr(begin, kMaxReplacementBytes + 1);
+      const size_t size = rest.find('\0');
+      require(size != std::string_view::npos && IsValidUtf8(rest.substr(0, size)));
+    }
+  }
 }
 
 }  // namespace adder::text

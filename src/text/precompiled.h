@@ -31,4 +31,9 @@ class PrecompiledMap {
   size_t longest_replacement_ = 1;
 };
 
+// Throws Error, beginning with `where`, unless a search for any text in the map `bytes` (decoded
+// from base64) stays inside it and ends at a replacement of UTF-8 within bounds. For a reader that
+// does not check that itself.
+void CheckCharsmap(std::string_view bytes, const std::string& where);
+
 }  // namespace adder::text

@@ -3,8 +3,10 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
+#include <chrono>
 #include <cstdint>
 #include <new>
 #include <utility>
@@ -17,8 +19,18 @@ namespace {
 
 // Longer patterns are refused; the longest in use are below 1 KB.
 constexpr size_t kMaxPatternBytes = size_t{1} << 16;
-// Backtracking steps of one match. Tokenizer patterns need a few per character at most.
+// Backtracking steps at one place of a text. Tokenizer patterns need a few per character at most.
 constexpr uint32_t kMatchLimit = 20'000'000;
+// One step can take time proportional to the text, so a long text gets few steps before the search
+// is done again with a look at the clock in each.
+constexpr size_t kUncheckedWork = size_t{1} << 28;
+constexpr size_t kMinUncheckedSteps = 64;
+constexpr size_t kMaxUncheckedSteps = 5000;
+// Of which each takes at most one pass over the text.
+constexpr uint32_t kCalloutsPerLook = 16;
+// A hundred times what real patterns need.
+constexpr std::chrono::seconds kTimeLimit{2};
+constexpr std::chrono::microseconds kTimeLimitPerByte{5};
 constexpr uint32_t kHeapLimitKib = 64 * 1024;
 constexpr size_t kJitStackStart = 32 * 1024;
 constexpr size_t kJitStackMax = 4 * 1024 * 1024;
@@ -29,9 +41,14 @@ struct MatchState {
   pcre2_match_context* context = pcre2_match_context_create(nullptr);
   pcre2_jit_stack* stack = pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr);
 
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point deadline;
+  bool limited = false;  // whether a RegexTimeLimit is in force
+  uint32_t callouts = 0;
+
   MatchState() {
     if (data == nullptr || context == nullptr || stack == nullptr) throw std::bad_alloc();
-    pcre2_set_match_limit(context, kMatchLimit);
+    pcre2_set_callout(context, &MatchState::OnCallout, this);
     pcre2_set_heap_limit(context, kHeapLimitKib);
     pcre2_jit_stack_assign(context, nullptr, stack);
   }
@@ -42,6 +59,15 @@ struct MatchState {
   }
   MatchState(const MatchState&) = delete;
   MatchState& operator=(const MatchState&) = delete;
+
+  // PCRE2 calls this where it tries a match and, in the checked form of a pattern, at every item.
+  // Anything but 0 ends the search.
+  static int OnCallout(pcre2_callout_block* /*block*/, void* state_pointer) {
+    auto& state = *static_cast<MatchState*>(state_pointer);
+    if (++state.callouts < kCalloutsPerLook) return 0;
+    state.callouts = 0;
+    return Clock::now() > state.deadline ? PCRE2_ERROR_CALLOUT : 0;
+  }
 };
 
 MatchState& ThreadMatchState() {
@@ -290,12 +316,42 @@ std::string TranslatePattern(std::string_view pattern, const std::string& where)
   return Translator(pattern, where).Run();
 }
 
-Regex::Regex(std::string_view pattern, const std::string& where) : where_(where) {
+RegexTimeLimit::RegexTimeLimit(size_t text_bytes) {
+  MatchState& state = ThreadMatchState();
+  state.deadline =
+      MatchState::Clock::now() + kTimeLimit + kTimeLimitPerByte * static_cast<int64_t>(text_bytes);
+  state.limited = true;
+}
+
+RegexTimeLimit::~RegexTimeLimit() { ThreadMatchState().limited = false; }
+
+Regex::Regex(std::string_view pattern, const std::string& where)
+    : where_(where), pattern_(pattern) {
   if (pattern.size() > kMaxPatternBytes) {
     Fail(where, ": the regular expression is ", pattern.size(), " bytes long, more than ",
          kMaxPatternBytes, ".");
   }
   const std::string translated = TranslatePattern(pattern, where);
+  // Compiled as it stands it gives errors about itself; it is searched for with callouts.
+  std::string error;
+  if (Compile(translated, 0, error) == nullptr) {
+    Fail(where, ": the regular expression ", pattern, " is not valid: ", error, ".");
+  }
+  // A line break ends a comment at the end of a pattern that allows them.
+  for (const char* end : {")", "\n)"}) {
+    const std::string wrapped = Concat("(?C1)(?:", translated, end);
+    code_ = Compile(wrapped, 0, error);
+    checked_code_ = Compile(wrapped, PCRE2_AUTO_CALLOUT, error);
+    if (code_ == nullptr || checked_code_ == nullptr) continue;
+    jit_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0 &&
+           pcre2_jit_compile(checked_code_.get(), PCRE2_JIT_COMPLETE) == 0;
+    return;
+  }
+  Fail(where, ": the regular expression ", pattern, " cannot be compiled: ", error, ".");
+}
+
+std::shared_ptr<pcre2_real_code_8> Regex::Compile(const std::string& translated, uint32_t options,
+                                                  std::string& error_text) {
   std::unique_ptr<pcre2_compile_context, decltype(&pcre2_compile_context_free)> context(
       pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
   if (context == nullptr) throw std::bad_alloc();
@@ -304,31 +360,43 @@ Regex::Regex(std::string_view pattern, const std::string& where) : where_(where)
   PCRE2_SIZE offset = 0;
   pcre2_code* code =
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
-                    &offset, context.get());
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | options,
+                    &error, &offset, context.get());
   if (code == nullptr) {
-    Fail(where, ": the regular expression ", pattern, " is not valid: ", ErrorText(error), ".");
+    error_text = ErrorText(error);
+    return nullptr;
   }
-  code_ = std::shared_ptr<pcre2_real_code_8>(code, pcre2_code_free);
-  jit_ = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) == 0;
+  return {code, pcre2_code_free};
 }
 
 bool Regex::Find(std::string_view subject, size_t start, Range& match) const {
   MatchState& state = ThreadMatchState();
-  const auto* data = reinterpret_cast<PCRE2_SPTR>(subject.data());
-  int count = PCRE2_ERROR_JIT_STACKLIMIT;
-  if (jit_) {
-    count = pcre2_jit_match(code_.get(), data, subject.size(), start, PCRE2_NO_UTF_CHECK,
-                            state.data, state.context);
-  }
-  // Without JIT, or where its stack was too small, the interpreter keeps its frames on the heap.
-  if (count == PCRE2_ERROR_JIT_STACKLIMIT) {
-    count = pcre2_match(code_.get(), data, subject.size(), start, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
-                        state.data, state.context);
+  if (!state.limited) state.deadline = MatchState::Clock::now() + kTimeLimit;
+  const size_t steps = std::clamp(kUncheckedWork / (subject.size() - start + 1), kMinUncheckedSteps,
+                                  kMaxUncheckedSteps);
+  pcre2_set_match_limit(state.context, static_cast<uint32_t>(steps));
+  const auto search = [&](const pcre2_code* code) {
+    const auto* data = reinterpret_cast<PCRE2_SPTR>(subject.data());
+    const auto match_function = jit_ ? pcre2_jit_match : pcre2_match;
+    const int count = match_function(code, data, subject.size(), start, PCRE2_NO_UTF_CHECK,
+                                     state.data, state.context);
+    if (count != PCRE2_ERROR_JIT_STACKLIMIT) return count;
+    // The interpreter keeps its frames on the heap.
+    return pcre2_match(code, data, subject.size(), start, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                       state.data, state.context);
+  };
+  int count = search(code_.get());
+  if (count == PCRE2_ERROR_MATCHLIMIT) {
+    pcre2_set_match_limit(state.context, kMatchLimit);
+    count = search(checked_code_.get());
   }
   if (count == PCRE2_ERROR_NOMATCH) return false;
+  if (count == PCRE2_ERROR_CALLOUT) {
+    Fail(where_, ": the regular expression ", pattern_, " takes too long on this text.");
+  }
   if (count < 0) {
-    Fail(where_, ": a search with the regular expression failed: ", ErrorText(count), ".");
+    Fail(where_, ": a search with the regular expression ", pattern_, " failed: ", ErrorText(count),
+         ".");
   }
   const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(state.data);
   // \K inside a lookahead can put the begin behind the end, and \K at all before the start.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,8 +27,8 @@ class Regex {
   // equivalent.
   Regex(std::string_view pattern, const std::string& where);
 
-  // Finds the first match in valid UTF-8 that begins at or behind `start`. Throws Error when the
-  // search exceeds its step limit.
+  // Finds the first match in valid UTF-8 that begins at or behind `start`. Throws Error, naming the
+  // pattern, when the search exceeds its limits of steps and time.
   bool Find(std::string_view subject, size_t start, Range& match) const;
 
   // Calls visit(Range) for each match from left to right. An empty match is visited only where it
@@ -51,10 +52,25 @@ class Regex {
 
  private:
   static size_t NextCharacter(std::string_view subject, size_t position);
+  // Null, with the error, where the pattern is not valid.
+  static std::shared_ptr<pcre2_real_code_8> Compile(const std::string& translated, uint32_t options,
+                                                    std::string& error_text);
 
   std::shared_ptr<pcre2_real_code_8> code_;
+  std::shared_ptr<pcre2_real_code_8> checked_code_;  // the same, interruptible at every item
   std::string where_;
-  bool jit_;
+  std::string pattern_;
+  bool jit_ = false;
+};
+
+// While it lives, all searches of this thread together may take a few seconds and more in
+// proportion to the text: far more than real patterns need. Without one, each search may by itself.
+class RegexTimeLimit {
+ public:
+  explicit RegexTimeLimit(size_t text_bytes);
+  ~RegexTimeLimit();
+  RegexTimeLimit(const RegexTimeLimit&) = delete;
+  RegexTimeLimit& operator=(const RegexTimeLimit&) = delete;
 };
 
 // The PCRE2 pattern that means what `pattern` means in a tokenizer file. Exposed for tests.

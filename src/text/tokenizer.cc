@@ -1,23 +1,27 @@
 #include "text/tokenizer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
-#include "text/added_tokens.h"
-#include "text/decoder.h"
-#include "text/normalizer.h"
 #include "text/piece_cache.h"
-#include "text/post_processor.h"
-#include "text/pre_tokenizer.h"
-#include "text/token_model.h"
+#include "text/plamo.h"
+#include "text/regex.h"
+#include "text/sentencepiece.h"
+#include "text/tokenizer_parts.h"
 #include "text/utf8.h"
 
 namespace adder::text {
 namespace {
+
+constexpr const char* kJson = "tokenizer.json";
+constexpr const char* kPlamo = "tokenizer.jsonl";
+constexpr const char* kSentencePiece = "tokenizer.model";
+constexpr const char* kFileNames[] = {kJson, kPlamo, kSentencePiece};
 
 // Real files are below 40 MB.
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 28;
@@ -34,6 +38,23 @@ JsonObject ModelObject(const JsonObject& file) {
   return *model;
 }
 
+TokenizerParts ReadTokenizerJson(const JsonObject& file) {
+  const auto where = [&](const char* field) { return Concat(file.where(), ": ", field); };
+  Normalizer normalizer(FieldOrNull(file, "normalizer"), where("normalizer"));
+  PreTokenizer pre_tokenizer(FieldOrNull(file, "pre_tokenizer"), where("pre_tokenizer"));
+  std::unique_ptr<TokenModel> model = TokenModel::Parse(ModelObject(file));
+  PostProcessor post_processor(FieldOrNull(file, "post_processor"), where("post_processor"));
+  Decoder decoder(FieldOrNull(file, "decoder"), where("decoder"));
+  AddedTokens added(FieldOrNull(file, "added_tokens"), where("added_tokens"), model->vocabulary(),
+                    [&](std::string_view text) {
+                      std::string normalized(text);
+                      normalizer.Run(normalized);
+                      return normalized;
+                    });
+  return {std::move(normalizer),     std::move(pre_tokenizer), std::move(model),
+          std::move(post_processor), std::move(decoder),       std::move(added)};
+}
+
 // What one Encode works with. Kept from call to call for the sake of its cache.
 struct Workspace {
   PieceCache cache;
@@ -44,15 +65,9 @@ struct Workspace {
 
 }  // namespace
 
-struct Tokenizer::Impl {
-  explicit Impl(const JsonObject& file)
-      : normalizer(FieldOrNull(file, "normalizer"), file.where() + ": normalizer"),
-        pre_tokenizer(FieldOrNull(file, "pre_tokenizer"), file.where() + ": pre_tokenizer"),
-        model(TokenModel::Parse(ModelObject(file))),
-        post_processor(FieldOrNull(file, "post_processor"), file.where() + ": post_processor"),
-        decoder(FieldOrNull(file, "decoder"), file.where() + ": decoder"),
-        added(FieldOrNull(file, "added_tokens"), file.where() + ": added_tokens",
-              model->vocabulary(), [this](std::string_view text) { return Normalized(text); }) {
+struct Tokenizer::Impl : TokenizerParts {
+  // `source` names the file in errors.
+  Impl(TokenizerParts parts, const std::string& source) : TokenizerParts(std::move(parts)) {
     const Vocabulary& vocabulary = model->vocabulary();
     int32_t size = vocabulary.size();
     for (const AddedToken& token : added.tokens()) size = std::max(size, token.id + 1);
@@ -66,9 +81,7 @@ struct Tokenizer::Impl {
     }
     for (const auto* ids : {&post_processor.prefix(), &post_processor.suffix()}) {
       for (int32_t id : *ids) {
-        if (!HasToken(id)) {
-          Fail(file.where(), ": post_processor: the id ", id, " belongs to no token.");
-        }
+        if (!HasToken(id)) Fail(source, ": post_processor: the id ", id, " belongs to no token.");
       }
     }
   }
@@ -155,12 +168,6 @@ struct Tokenizer::Impl {
     workspaces.push_back(std::move(workspace));
   }
 
-  Normalizer normalizer;
-  PreTokenizer pre_tokenizer;
-  std::unique_ptr<TokenModel> model;
-  PostProcessor post_processor;
-  Decoder decoder;
-  AddedTokens added;
   std::vector<const AddedToken*> added_by_id;  // null where the id is the model's alone
   std::unordered_map<std::string_view, int32_t> added_by_content;
   std::vector<bool> special;  // by id
@@ -174,14 +181,34 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
+bool Tokenizer::ExistsIn(const std::filesystem::path& dir) {
+  std::error_code error;
+  return std::any_of(std::begin(kFileNames), std::end(kFileNames),
+                     [&](const char* name) { return std::filesystem::exists(dir / name, error); });
+}
+
 Tokenizer Tokenizer::Load(const std::filesystem::path& dir) {
-  const std::filesystem::path path = dir / "tokenizer.json";
-  return Parse(ReadFile(path, kMaxFileBytes), path.string());
+  const std::filesystem::path json = dir / kJson;
+  std::error_code error;
+  if (std::filesystem::exists(json, error)) {
+    return Parse(ReadFile(json, kMaxFileBytes), json.string());
+  }
+  const std::filesystem::path lines = dir / kPlamo;
+  if (std::filesystem::exists(lines, error)) {
+    return Tokenizer(std::make_unique<Impl>(ReadPlamoTokenizer(dir), lines.string()));
+  }
+  const std::filesystem::path pieces = dir / kSentencePiece;
+  if (std::filesystem::exists(pieces, error)) {
+    return Tokenizer(std::make_unique<Impl>(ReadSentencePieceTokenizer(dir), pieces.string()));
+  }
+  Fail("There is no tokenizer in ", dir.string(), ": neither ", kJson, ", ", kPlamo, " nor ",
+       kSentencePiece, ".");
 }
 
 Tokenizer Tokenizer::Parse(std::string_view json, std::string_view source) {
   const Json file = ParseJson(json, source);
-  return Tokenizer(std::make_unique<Impl>(JsonObject(file, std::string(source))));
+  return Tokenizer(std::make_unique<Impl>(ReadTokenizerJson(JsonObject(file, std::string(source))),
+                                          std::string(source)));
 }
 
 std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_tokens) const {
@@ -194,7 +221,10 @@ std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool add_special_t
   ids.reserve(text.size() / 3 + 4);
   if (add_special_tokens) ids = impl_->post_processor.prefix();
   std::unique_ptr<Workspace> workspace = impl_->TakeWorkspace();
-  impl_->Encode(text, *workspace, ids);
+  {
+    const RegexTimeLimit limit(text.size());
+    impl_->Encode(text, *workspace, ids);
+  }
   impl_->ReturnWorkspace(std::move(workspace));
   if (add_special_tokens) {
     const std::vector<int32_t>& suffix = impl_->post_processor.suffix();

@@ -1,4 +1,4 @@
-// Tokenizers as Hugging Face tokenizer.json files describe them: from text to ids and back.
+// Tokenizers as the files of a checkpoint describe them: from text to ids and back.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,16 @@ class DecodeStream;
 // The fields "truncation" and "padding" have no part in it: they shape batches for training.
 class Tokenizer {
  public:
-  // Reads tokenizer.json in the model directory `dir`. Throws Error, naming file and field, when it
-  // is missing or malformed, or needs a component that adder lacks.
+  // Reads the tokenizer in the model directory `dir`: tokenizer.json if there is one; otherwise
+  // PLaMo-2's tokenizer.jsonl or the SentencePiece model tokenizer.model, with special tokens from
+  // tokenizer_config.json. Throws Error, naming file and field, when none is there, or it is
+  // malformed or needs a component that adder lacks.
   static Tokenizer Load(const std::filesystem::path& dir);
 
-  // The same for the contents of a file; `source` names it in errors.
+  // Whether `dir` holds a file that Load would read.
+  static bool ExistsIn(const std::filesystem::path& dir);
+
+  // Reads the contents of a tokenizer.json; `source` names it in errors.
   static Tokenizer Parse(std::string_view json, std::string_view source);
 
   Tokenizer(Tokenizer&&) noexcept;

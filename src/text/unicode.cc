@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "text/unicode_age.h"
 #include "text/utf8.h"
 
 namespace adder::text {
@@ -43,6 +44,36 @@ void SortMarks(std::vector<utf8proc_int32_t>& points) {
   }
 }
 
+// Appends a normal form of `text`, which holds no character with a new normal form.
+void AppendNormalized(std::string_view text, NormalForm form, std::string& normalized) {
+  const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
+  const bool compatibility = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
+  const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
+                                                      (compatibility ? UTF8PROC_COMPAT : 0));
+  std::vector<utf8proc_int32_t> points;
+  points.reserve(text.size());
+  size_t position = 0;
+  while (position < text.size()) {
+    const auto c = static_cast<utf8proc_int32_t>(DecodeUtf8(text, position));
+    // The longest decomposition of one character is 18 characters.
+    utf8proc_int32_t decomposed[32];
+    const utf8proc_ssize_t count = utf8proc_decompose_char(c, decomposed, 32, options, nullptr);
+    if (count < 0 || count > 32) Fail("The text has a character that cannot be decomposed.");
+    points.insert(points.end(), decomposed, decomposed + count);
+  }
+  // utf8proc_decompose would do this in quadratic time.
+  SortMarks(points);
+  auto length = static_cast<utf8proc_ssize_t>(points.size());
+  if (compose) {
+    length = utf8proc_normalize_utf32(
+        points.data(), length, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+    if (length < 0) Fail("The text cannot be composed: ", utf8proc_errmsg(length), ".");
+  }
+  for (utf8proc_ssize_t i = 0; i < length; ++i) {
+    AppendUtf8(static_cast<char32_t>(points[static_cast<size_t>(i)]), normalized);
+  }
+}
+
 }  // namespace
 
 bool IsWhitespace(char32_t c) {
@@ -62,13 +93,18 @@ bool IsPunctuation(char32_t c) {
     return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') ||
            (c >= '{' && c <= '~');
   }
+  // These two have moved to other categories since the reference's tables.
+  if (c == 0x166D || c == 0x111C9) return true;
   const utf8proc_category_t category = Category(c);
-  return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO;
+  return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO &&
+         !IsNewPunctuation(c);
 }
 
 bool IsMark(char32_t c) {
+  // These two have become letters since the reference's tables.
+  if (c == 0x1CF2 || c == 0x1CF3) return true;
   const utf8proc_category_t category = Category(c);
-  return category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME;
+  return category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME && !IsNewMark(c);
 }
 
 bool IsWord(char32_t c) {
@@ -94,34 +130,17 @@ std::string Normalize(std::string_view text, NormalForm form) {
   const char32_t unchanged_below = form == NormalForm::kNfc ? 0x300 : 0x80;
   if (AllBelow(text, unchanged_below)) return std::string(text);
 
-  const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
-  const bool compatibility = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
-  const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
-                                                      (compatibility ? UTF8PROC_COMPAT : 0));
-  std::vector<utf8proc_int32_t> points;
-  points.reserve(text.size());
-  size_t position = 0;
-  while (position < text.size()) {
-    const auto c = static_cast<utf8proc_int32_t>(DecodeUtf8(text, position));
-    // The longest decomposition of one character is 18 characters.
-    utf8proc_int32_t decomposed[32];
-    const utf8proc_ssize_t count = utf8proc_decompose_char(c, decomposed, 32, options, nullptr);
-    if (count < 0 || count > 32) Fail("The text has a character that cannot be decomposed.");
-    points.insert(points.end(), decomposed, decomposed + count);
-  }
-  // utf8proc_decompose would do this in quadratic time.
-  SortMarks(points);
-  auto length = static_cast<utf8proc_ssize_t>(points.size());
-  if (compose) {
-    length = utf8proc_normalize_utf32(
-        points.data(), length, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-    if (length < 0) Fail("The text cannot be composed: ", utf8proc_errmsg(length), ".");
-  }
   std::string normalized;
   normalized.reserve(text.size());
-  for (utf8proc_ssize_t i = 0; i < length; ++i) {
-    AppendUtf8(static_cast<char32_t>(points[static_cast<size_t>(i)]), normalized);
+  size_t begin = 0;  // of the stretch between characters that nothing combines with
+  for (size_t position = 0; position < text.size();) {
+    const size_t character = position;
+    if (!HasNewNormalForm(DecodeUtf8(text, position))) continue;
+    AppendNormalized(text.substr(begin, character - begin), form, normalized);
+    normalized += text.substr(character, position - character);
+    begin = position;
   }
+  AppendNormalized(text.substr(begin), form, normalized);
   return normalized;
 }
 

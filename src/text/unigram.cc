@@ -1,6 +1,8 @@
 #include "text/unigram.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <limits>
 
 #include "core/error.h"
@@ -12,6 +14,33 @@ namespace {
 
 // How much worse than the rarest token an unknown character is.
 constexpr double kUnknownPenalty = 10.0;
+
+// The reference reads a number in two steps, each of which rounds: its digits as an integer, then
+// that divided by a power of ten. The last bit decides between splits whose exact scores are equal,
+// so do the same, from the shortest digits that stand for the number: files hold those.
+double RoundedTwice(double score) {
+  constexpr int kMaxExactPower = 22;  // 10^22 is the largest power of ten that is a double
+  char text[32];
+  const auto [end, error] =
+      std::to_chars(text, text + sizeof(text), score, std::chars_format::scientific);
+  if (error != std::errc() || !std::isfinite(score)) return score;
+  const char* exponent_text = std::find(text, end, 'e') + 1;
+  // from_chars takes no plus sign.
+  int exponent = 0;
+  std::from_chars(exponent_text + (*exponent_text == '+' ? 1 : 0), end, exponent);
+  uint64_t digits = 0;
+  bool behind_point = false;
+  for (const char* c = text; *c != 'e'; ++c) {
+    if (*c == '.') behind_point = true;
+    if (*c < '0' || *c > '9') continue;
+    digits = digits * 10 + static_cast<uint64_t>(*c - '0');
+    if (behind_point) --exponent;
+  }
+  if (exponent >= 0 || -exponent > kMaxExactPower) return score;
+  double power = 1;
+  for (int i = exponent; i < 0; ++i) power *= 10;
+  return std::copysign(static_cast<double>(digits) / power, score);
+}
 
 }  // namespace
 
@@ -36,7 +65,7 @@ UnigramModel::UnigramModel(const JsonObject& model)
     const auto& token = entry[0].get_ref<const std::string&>();
     vocabulary_.Add(token, id);
     trie_.Add(token, id);
-    scores_.push_back(entry[1].get<double>());
+    scores_.push_back(RoundedTwice(entry[1].get<double>()));
     lowest = std::min(lowest, scores_.back());
   }
   unknown_score_ = lowest - kUnknownPenalty;
