@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Every GPU test, then the decode bench of several models' geometries as a table (synthetic weights).
+#   scripts/gpu_test.sh [BUILD] [--sanitizer]     (default BUILD: build/cuda, else build/gpu-portable)
+# BUILD is a build folder, or any folder with the programs in it. Needs a CUDA device, nothing to be
+# installed. --sanitizer also runs compute-sanitizer's memcheck and racecheck over the op tests.
+# ADDER_SHARED names the folder with conformance/ and geometries/ (default: ../shared).
+set -uo pipefail
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+build=""
+sanitizer=0
+for argument in "$@"; do
+  case $argument in
+    --sanitizer) sanitizer=1 ;;
+    *) build=$argument ;;
+  esac
+done
+if [ -z "$build" ]; then
+  build=$repository/build/cuda
+  [ -d "$build" ] || build=$repository/build/gpu-portable
+fi
+export ADDER_SHARED=${ADDER_SHARED:-$repository/../shared}
+program() { find "$build" -name "$1" -type f -perm -u+x -print -quit; }
+adder=$(program adder)
+if [ -z "$adder" ]; then
+  echo "error: there is no program adder under $build; build it with: cmake --preset cuda && cmake --build --preset cuda" >&2
+  exit 1
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+for name in op_difference_test state_invariants_test conformance_test device_decode_test; do
+  test=$(program "$name")
+  if [ -z "$test" ]; then
+    echo "error: $name is missing under $build" >&2
+    failed=1
+    continue
+  fi
+  echo "==> $name"
+  "$test" --gtest_filter='*cuda*' --gtest_brief=1 >"$work/$name.log" 2>&1 || failed=1
+  grep -E 'max error|FAILED|PASSED|Failure' "$work/$name.log"
+done
+
+if [ "$sanitizer" = 1 ]; then
+  for tool in memcheck racecheck; do
+    echo "==> compute-sanitizer $tool"
+    compute-sanitizer --tool "$tool" --error-exitcode 1 "$(program op_difference_test)" \
+      --gtest_filter='*synthetic*cuda*' --gtest_brief=1 >"$work/$tool.log" 2>&1 || failed=1
+    tail -n 3 "$work/$tool.log"
+  done
+fi
+
+# bench NAME GEOMETRY BITS ARGUMENTS...
+table=()
+bench() {
+  local name=$1 geometry=$2 bits=$3 model=$work/$1
+  shift 3
+  if [ ! -d "$model" ]; then
+    "$adder" synthesize --geometry "$ADDER_SHARED/geometries/$geometry.json" --output "$model" \
+      --bits "$bits" >/dev/null || { failed=1; return; }
+  fi
+  local row
+  while read -r row; do table+=("$row"); done < <(
+    "$adder" bench decode -m "$model" --device cuda --json "$@" | python3 -c '
+import json, sys
+decoder = json.JSONDecoder()
+text = sys.stdin.read()
+while text.strip():
+    r, end = decoder.raw_decode(text.lstrip())
+    text = text.lstrip()[end:]
+    print("%-22s %5d %6d %12.0f %11.0f %9.1f %9.1f %9d %8.0f%%" % (
+        sys.argv[1], r["batch"], r["prompt_tokens"], r["prefill_tokens_per_second_median"],
+        r["decode_tokens_per_second_median"], r["step_seconds_p50"] * 1e6,
+        r["step_seconds_p99"] * 1e6, r["launches_per_step"], 100 * r["bandwidth_fraction"]))
+' "$name")
+}
+echo "==> bench"
+bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 1
+bench granite-350m-bf16 granite-4.0-h-350m none --batch 1
+bench granite-4.0-h-tiny granite-4.0-h-tiny 4 --batch 1
+bench mamba2-130m-bf16 mamba2-130m none --batch 1
+bench mamba2-1.3b mamba2-1.3b 4 --batch 1
+bench llama-3.2-1b llama-3.2-1b 4 --batch 1
+bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
+bench mamba2-1.3b mamba2-1.3b 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
+bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 1 --prompt-tokens 8192 --repeat 3
+
+printf '\n%-22s %5s %6s %12s %11s %9s %9s %9s %9s\n' model batch prompt prefill/s decode/s p50-us p99-us launches bandwidth
+printf '%s\n' "${table[@]}"
+exit "$failed"
