@@ -20,9 +20,10 @@ using Rows = std::vector<std::vector<float>>;
 // Longer than a KV page (64 positions), a chunk of any scan, and every chunk size tried.
 constexpr int64_t kLongPrompt = 75;
 // Of CUDA's fast mode, whose kernels round activations to more or fewer bits as the batch has fewer
-// or more tokens. Without experts, logits differ by up to 1%; between experts a near tie can fall
-// the other way.
+// or more tokens: logits differ by up to 1%. Between experts a near tie can fall the other way,
+// which was seen to change logits by 15%.
 constexpr double kFastTolerance = 0.05;
+constexpr double kFastExpertsTolerance = 0.3;
 
 class StateInvariants : public testing::TestWithParam<ModelAndBackend> {
  protected:
