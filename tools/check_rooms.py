@@ -19,9 +19,12 @@ ALLOWED = {
     "text": ["core"],
     "program": ["core", "model"],
     "cpu": ["core", "model", "program"],
+    "cuda": ["core", "model", "program"],
     "engine": ["core", "model", "program", "text"],
-    "loader": ["core", "model", "checkpoint", "text", "program", "cpu", "engine"],
-    "measure": ["core", "model", "checkpoint", "text", "program", "cpu", "engine", "loader"],
+    "loader": ["core", "model", "checkpoint", "text", "program", "cpu", "cuda",
+               "engine"],
+    "measure": ["core", "model", "checkpoint", "text", "program", "cpu", "cuda",
+                "engine", "loader"],
 }
 
 # Folders above all rooms: nothing in src/ may include from them.

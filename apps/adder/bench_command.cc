@@ -43,9 +43,14 @@ struct Bandwidth {
   std::string warning;
 };
 
+bool UsesCuda(const Options& options) {
+  return options.model.device == "cuda" ||
+         (options.model.device == "auto" && DefaultDevice() == Device::kCuda);
+}
+
 Bandwidth Probe(const Options& options, int threads) {
 #ifdef ADDER_HAS_CUDA
-  if (options.model.device == "cuda") {
+  if (UsesCuda(options)) {
     const DeviceBandwidth device = ProbeDeviceBandwidth();
     return {device.bytes_per_second, device.buffer_bytes, ""};
   }
@@ -70,7 +75,7 @@ Json Report(const Options& options, const LoadedModel& model, const DecodeBenchR
           {"model", std::filesystem::absolute(model.directory).lexically_normal().string()},
           {"family", model.plan->family},
           {"parameters", ParameterCount(*model.plan)},
-          {"device", options.model.device},
+          {"device", UsesCuda(options) ? "cuda" : "cpu"},
           {"simd_target", CpuSimdTarget()},
           {"threads", threads},
           {"compute", options.model.compute},
@@ -141,7 +146,7 @@ void PrintText(const Options& options, const LoadedModel& model, const DecodeBen
       "\nstep             p50 ", Fixed(result.step_seconds_p50 * 1e6, 1), " us, p99 ",
       Fixed(result.step_seconds_p99 * 1e6, 1), " us",
       result.launches_per_step > 0 ? Concat(", ", result.launches_per_step, " launches") : "",
-      "\nbytes per step   ", Megabytes(result.bytes_per_step()), ": weights ",
+      "\nbytes per token  ", Megabytes(result.bytes_per_step()), ": weights ",
       Megabytes(result.weight_bytes), ", state and KV ", Megabytes(result.state_bytes),
       "\nattained         ", Fixed(attained / 1e9, 1), " GB/s, ",
       Fixed(100 * attained / probe.bytes_per_second, 0), "% of the read bandwidth of ",

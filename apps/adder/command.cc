@@ -44,14 +44,16 @@ std::string CheckWholeNumber(const std::string& text) {
 }
 
 void AddDeviceOptions(CLI::App& command, ModelOptions& options, bool with_reference) {
-  std::vector<std::string> devices = {"cpu", "cuda"};
+  std::vector<std::string> devices = {"auto", "cpu", "cuda"};
   if (with_reference) devices.push_back("reference");
-  command.add_option("--device", options.device, "Where to run")
+  command
+      .add_option("--device", options.device,
+                  "Where to run; auto: a CUDA device when there is one, else the CPU")
       ->check(CLI::IsMember(devices))
       ->capture_default_str();
   command
       .add_option("--compute", options.compute,
-                  "f32: exact activations; fast: int8 activations against quantised weights")
+                  "f32: exact activations; fast: activations rounded to int8 (CPU) or bf16 (CUDA)")
       ->check(CLI::IsMember({"f32", "fast"}))
       ->capture_default_str();
   command.add_option("--threads", options.threads, "CPU threads; 0: one per core")
@@ -93,7 +95,8 @@ SamplingParameters ResolveSampling(const SamplingParameters& defaults,
 LoadedModel Load(const ModelOptions& options) {
   ProgressBar bar("Loading " + options.model);
   LoadOptions load;
-  load.device = options.device == "cuda"        ? Device::kCuda
+  load.device = options.device == "auto"        ? DefaultDevice()
+                : options.device == "cuda"      ? Device::kCuda
                 : options.device == "reference" ? Device::kReference
                                                 : Device::kCpu;
   load.compute = options.compute == "f32" ? Compute::kF32 : Compute::kFast;
@@ -106,7 +109,8 @@ const text::Tokenizer& RequireTokenizer(const LoadedModel& model) {
   if (!model.tokenizer) {
     Fail(model.directory.string(),
          " has no tokenizer (tokenizer.json, tokenizer.model or tokenizer.jsonl), so adder cannot "
-         "read or write text with it; \"adder generate --tokens\" and \"adder logits\" work on token "
+         "read or write text with it; \"adder generate --tokens\" and \"adder logits\" work on "
+         "token "
          "ids.");
   }
   return *model.tokenizer;

@@ -39,13 +39,13 @@ std::string VersionText();
 
 struct ModelOptions {
   std::string model;
-  std::string device = "cpu";
+  std::string device = "auto";
   std::string compute = "fast";
   int threads = 0;
 };
 // -m/--model.
 CLI::Option* AddModelOption(CLI::App& command, std::string& model);
-// --device (cpu, cuda and, where wanted, reference), --compute and --threads.
+// --device (auto, cpu, cuda and, where wanted, reference), --compute and --threads.
 void AddDeviceOptions(CLI::App& command, ModelOptions& options, bool with_reference = false);
 
 struct SamplingOptions {

@@ -44,9 +44,9 @@ class DeviceState::Pool {
   void Grow() {
     // Twice as many each time, within limits: few allocations, little waste.
     constexpr size_t kMostBytes = size_t{256} << 20;
-    const size_t count =
-        std::clamp<size_t>(kMostBytes / std::max<size_t>(piece_bytes_, 1), 1, next_count_);
-    next_count_ *= 2;
+    const size_t most = std::max<size_t>(1, kMostBytes / std::max<size_t>(piece_bytes_, 1));
+    const size_t count = std::min(most, next_count_);
+    next_count_ = std::min(most, 2 * next_count_);
     DeviceMemory block(count * piece_bytes_);
     for (size_t i = 0; i < count; ++i) free_.push_back(block.as<std::byte>() + i * piece_bytes_);
     blocks_.push_back(std::move(block));

@@ -52,6 +52,13 @@ void RequireDevice(Device device) {
 
 }  // namespace
 
+Device DefaultDevice() {
+#ifdef ADDER_HAS_CUDA
+  if (CudaAvailable()) return Device::kCuda;
+#endif
+  return Device::kCpu;
+}
+
 OpenedModel OpenModel(const std::string& name) {
   OpenedModel model;
   model.directory = ResolveModelPath(name);

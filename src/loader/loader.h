@@ -34,6 +34,9 @@ enum class Device {
   kReference,  // the interpreter: slow and exact
 };
 
+// A CUDA device when this build can use one and there is one, else the CPU.
+Device DefaultDevice();
+
 struct LoadOptions {
   Device device = Device::kCpu;
   Compute compute = Compute::kFast;
