@@ -3,6 +3,7 @@
 #   scripts/gpu_test.sh [BUILD] [--sanitizer]     (default BUILD: build/cuda, else build/gpu-portable)
 # BUILD is a build folder, or any folder with the programs in it. Needs a CUDA device, nothing to be
 # installed. --sanitizer also runs compute-sanitizer's memcheck and racecheck over the op tests.
+# ADDER_BENCH_CSV names a file to which the bench's rows are appended.
 # ADDER_SHARED names the folder with conformance/ and geometries/ (default: ../shared).
 set -uo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -53,6 +54,8 @@ fi
 
 # bench NAME GEOMETRY BITS ARGUMENTS...
 table=()
+csv=()
+[ -n "${ADDER_BENCH_CSV:-}" ] && csv=(--csv "$ADDER_BENCH_CSV")
 bench() {
   local name=$1 geometry=$2 bits=$3 model=$work/$1
   shift 3
@@ -62,7 +65,7 @@ bench() {
   fi
   local row
   while read -r row; do table+=("$row"); done < <(
-    "$adder" bench decode -m "$model" --device cuda --json "$@" | python3 -c '
+    "$adder" bench decode -m "$model" --device cuda --json "${csv[@]}" "$@" | python3 -c '
 import json, sys
 decoder = json.JSONDecoder()
 text = sys.stdin.read()
