@@ -6,6 +6,7 @@
 #include "text/byte_level.h"
 #include "text/growth.h"
 #include "text/pattern.h"
+#include "text/split_regex.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
@@ -120,9 +121,7 @@ class ByteLevelStep : public PreTokenizerStep {
   ByteLevelStep(const JsonObject& object, bool is_last)
       : prefix_space_(object.Bool({"add_prefix_space"}, true)), map_(!is_last) {
     if (object.Bool({"use_regex"}, true)) {
-      words_.emplace(
-          "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-          object.where());
+      words_.emplace(kGpt2Pattern, object.where());
     }
   }
 
@@ -145,7 +144,7 @@ class ByteLevelStep : public PreTokenizerStep {
  private:
   bool prefix_space_;
   bool map_;
-  std::optional<Regex> words_;
+  std::optional<SplitRegex> words_;
 };
 
 class DigitsStep : public PreTokenizerStep {
