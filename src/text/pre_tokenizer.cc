@@ -25,14 +25,14 @@ Behavior ParseBehavior(const std::string& name, const std::string& where) {
   Fail(where, ": the behavior ", name, " is not supported.");
 }
 
-// Collects the pieces of one piece from its alternating stretches.
+// Collects the pieces of one piece from its stretches: each match, and what lies between. An empty
+// match is a stretch as any other: what is left and right of it stays apart.
 class PieceCollector {
  public:
   PieceCollector(Behavior behavior, std::vector<Range>& pieces)
       : behavior_(behavior), pieces_(pieces), first_(pieces.size()) {}
 
   void Add(Range stretch, bool is_match) {
-    if (stretch.begin == stretch.end) return;
     switch (behavior_) {
       case Behavior::kIsolated:
         pieces_.push_back(stretch);
@@ -74,16 +74,20 @@ template <class Find>
 void SplitPieces(SplitText& text, Behavior behavior, bool invert, Find find) {
   std::vector<Range> pieces;
   pieces.reserve(text.text().size() / 4);
+  bool any_empty = false;
   for (const Range& piece : text.pieces()) {
     PieceCollector collector(behavior, pieces);
     size_t done = piece.begin;
     find(text.text().substr(piece.begin, piece.end - piece.begin), [&](Range match) {
-      collector.Add({done, piece.begin + match.begin}, invert);
-      collector.Add({piece.begin + match.begin, piece.begin + match.end}, !invert);
-      done = piece.begin + match.end;
+      const Range found = {piece.begin + match.begin, piece.begin + match.end};
+      if (done < found.begin) collector.Add({done, found.begin}, invert);
+      collector.Add(found, !invert);
+      any_empty = any_empty || found.begin == found.end;
+      done = found.end;
     });
-    collector.Add({done, piece.end}, invert);
+    if (done < piece.end) collector.Add({done, piece.end}, invert);
   }
+  if (any_empty) std::erase_if(pieces, [](Range piece) { return piece.begin == piece.end; });
   text.SwapPieces(pieces);
 }
 
