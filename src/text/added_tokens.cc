@@ -77,6 +77,7 @@ void AddedTokenFinder::Add(const AddedToken& token, std::string_view text) {
   if (text.empty()) return;
   trie_.Add(text, static_cast<int32_t>(tokens_.size()));
   tokens_.push_back(token);
+  first_[static_cast<uint8_t>(text[0])] = true;
   if (text.size() == 1) {
     has_single_byte_ = true;
     for (size_t second = 0; second < 256; ++second) {
@@ -100,7 +101,9 @@ void AddedTokenFinder::Split(std::string_view text, std::vector<Segment>& segmen
   segments.clear();
   size_t done = 0;  // everything before is in a segment
   size_t position = 0;
-  while (!tokens_.empty() && position < text.size()) {
+  while (!tokens_.empty()) {
+    while (position < text.size() && !first_[static_cast<uint8_t>(text[position])]) ++position;
+    if (position >= text.size()) break;
     const bool last_byte = position + 1 == text.size();
     if (last_byte ? !has_single_byte_ : !first_two_[BytePair(text[position], text[position + 1])]) {
       ++position;

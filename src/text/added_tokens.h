@@ -1,6 +1,7 @@
 // Added tokens: strings that are found in the text before anything else looks at it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -49,6 +50,7 @@ class AddedTokenFinder {
 
   std::vector<AddedToken> tokens_;
   ByteTrie trie_;                                             // index into tokens_
+  std::array<bool, 256> first_ = {};                          // bytes that begin a token
   std::vector<bool> first_two_ = std::vector<bool>(1 << 16);  // byte pairs that begin a token
   bool has_single_byte_ = false;
 };

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "core/json.h"
-#include "text/regex.h"
+#include "text/split_regex.h"
 
 namespace adder::text {
 
@@ -40,7 +40,7 @@ class Pattern {
 
  private:
   std::string literal_;
-  std::optional<Regex> regex_;
+  std::optional<SplitRegex> regex_;
 };
 
 }  // namespace adder::text

@@ -6,6 +6,7 @@
 #include "text/byte_level.h"
 #include "text/growth.h"
 #include "text/pattern.h"
+#include "text/split_regex.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
@@ -24,14 +25,14 @@ Behavior ParseBehavior(const std::string& name, const std::string& where) {
   Fail(where, ": the behavior ", name, " is not supported.");
 }
 
-// Collects the pieces of one piece from its alternating stretches.
+// Collects the pieces of one piece from its stretches: each match, and what lies between. An empty
+// match is a stretch as any other: what is left and right of it stays apart.
 class PieceCollector {
  public:
   PieceCollector(Behavior behavior, std::vector<Range>& pieces)
       : behavior_(behavior), pieces_(pieces), first_(pieces.size()) {}
 
   void Add(Range stretch, bool is_match) {
-    if (stretch.begin == stretch.end) return;
     switch (behavior_) {
       case Behavior::kIsolated:
         pieces_.push_back(stretch);
@@ -73,16 +74,20 @@ template <class Find>
 void SplitPieces(SplitText& text, Behavior behavior, bool invert, Find find) {
   std::vector<Range> pieces;
   pieces.reserve(text.text().size() / 4);
+  bool any_empty = false;
   for (const Range& piece : text.pieces()) {
     PieceCollector collector(behavior, pieces);
     size_t done = piece.begin;
     find(text.text().substr(piece.begin, piece.end - piece.begin), [&](Range match) {
-      collector.Add({done, piece.begin + match.begin}, invert);
-      collector.Add({piece.begin + match.begin, piece.begin + match.end}, !invert);
-      done = piece.begin + match.end;
+      const Range found = {piece.begin + match.begin, piece.begin + match.end};
+      if (done < found.begin) collector.Add({done, found.begin}, invert);
+      collector.Add(found, !invert);
+      any_empty = any_empty || found.begin == found.end;
+      done = found.end;
     });
-    collector.Add({done, piece.end}, invert);
+    if (done < piece.end) collector.Add({done, piece.end}, invert);
   }
+  if (any_empty) std::erase_if(pieces, [](Range piece) { return piece.begin == piece.end; });
   text.SwapPieces(pieces);
 }
 
@@ -120,9 +125,7 @@ class ByteLevelStep : public PreTokenizerStep {
   ByteLevelStep(const JsonObject& object, bool is_last)
       : prefix_space_(object.Bool({"add_prefix_space"}, true)), map_(!is_last) {
     if (object.Bool({"use_regex"}, true)) {
-      words_.emplace(
-          "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-          object.where());
+      words_.emplace(kGpt2Pattern, object.where());
     }
   }
 
@@ -145,7 +148,7 @@ class ByteLevelStep : public PreTokenizerStep {
  private:
   bool prefix_space_;
   bool map_;
-  std::optional<Regex> words_;
+  std::optional<SplitRegex> words_;
 };
 
 class DigitsStep : public PreTokenizerStep {

@@ -123,6 +123,69 @@ TEST(PreTokenizer, SplitsLikeTheReference) {
   for (const Case& item : cases) EXPECT_EQ(Pieces(item.json, item.text), item.pieces) << item.json;
 }
 
+// The expected pieces are those of the tokenizers library (0.23.2).
+TEST(PreTokenizer, PunctuationFollowsItsBehavior) {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
+      {"Removed", {"Hi", " a", "b", "c"}},
+      {"Isolated", {"\u00ab", "Hi", "\u00bb", "!", "?", " a", ",", "b", "-", "-", "c", "."}},
+      {"MergedWithPrevious", {"\u00ab", "Hi\u00bb", "!", "?", " a,", "b-", "-", "c."}},
+      {"MergedWithNext", {"\u00abHi", "\u00bb", "!", "? a", ",b", "-", "-c", "."}},
+      {"Contiguous", {"\u00ab", "Hi", "\u00bb!?", " a", ",", "b", "--", "c", "."}},
+  };
+  for (const auto& [behavior, pieces] : cases) {
+    const Json step = {{"type", "Punctuation"}, {"behavior", behavior}};
+    EXPECT_EQ(Pieces(step.dump(), "\u00abHi\u00bb!? a,b--c."), pieces) << behavior;
+  }
+}
+
+// The expected pieces are those of the tokenizers library (0.23.2).
+TEST(PreTokenizer, SplitFollowsItsBehaviorInverted) {
+  using Strings = std::vector<std::string>;
+  struct Case {
+    std::string behavior;
+    bool invert;
+    Strings digits;  // of a pattern with neighbouring matches
+    Strings dashes;  // of a string with matches at both ends
+    Strings empty;   // of a pattern that matches the empty string
+    Strings ahead;   // of one that matches only that
+  };
+  const Strings alone = {"1", "2", "\u00e9", "3", "-", "4", "5", ",a"};
+  const Strings runs = {"12", "\u00e9", "3", "-", "45", ",a"};
+  const Strings before = {"1", "2", "\u00e93", "-4", "5", ",a"};
+  const Strings behind = {"1", "2\u00e9", "3-", "4", "5,a"};
+  const Strings dashes_alone = {"-", "-", "a", "-", "b", "-", "-"};
+  const Strings dashes_before = {"-", "-", "a-", "b-", "-"};
+  const Strings dashes_behind = {"-", "-a", "-b", "-", "-"};
+  const Strings letters = {"a", "b", "xx", "c", "d", "\u00e9"};
+  const Strings words = {"aa", "b", "bc", "b"};
+  const std::vector<Case> cases = {
+      {"Removed", false, {"\u00e9", "-", ",a"}, {"a", "b"}, {"a", "b", "c", "d", "\u00e9"}, words},
+      {"Removed", true, {"1", "2", "3", "4", "5"}, {"-", "-", "-", "-", "-"}, {"xx"}, {}},
+      {"Isolated", false, alone, dashes_alone, letters, words},
+      {"Isolated", true, alone, dashes_alone, letters, words},
+      {"MergedWithPrevious", false, before, dashes_before, {"a", "bxx", "c", "d", "\u00e9"}, words},
+      {"MergedWithPrevious", true, behind, dashes_behind, {"a", "b", "xxc", "d", "\u00e9"}, words},
+      {"MergedWithNext", false, behind, dashes_behind, {"a", "b", "xxc", "d", "\u00e9"}, words},
+      {"MergedWithNext", true, before, dashes_before, {"a", "bxx", "c", "d", "\u00e9"}, words},
+      {"Contiguous", false, runs, {"--", "a", "-", "b", "--"}, letters, words},
+      {"Contiguous", true, runs, {"--", "a", "-", "b", "--"}, letters, words},
+  };
+  for (const Case& item : cases) {
+    const auto split = [&](const char* kind, const char* pattern, std::string_view text) {
+      const Json step = {{"type", "Split"},
+                         {"pattern", {{kind, pattern}}},
+                         {"behavior", item.behavior},
+                         {"invert", item.invert}};
+      return Pieces(step.dump(), text);
+    };
+    const std::string name = Concat(item.behavior, item.invert ? " inverted" : "");
+    EXPECT_EQ(split("Regex", "[0-9]", "12\u00e93-45,a"), item.digits) << name;
+    EXPECT_EQ(split("String", "-", "--a-b--"), item.dashes) << name;
+    EXPECT_EQ(split("Regex", "x*", "abxxcd\u00e9"), item.empty) << name;
+    EXPECT_EQ(split("Regex", "(?=b)", "aabbcb"), item.ahead) << name;
+  }
+}
+
 TEST(PreTokenizer, LastByteLevelLeavesBytes) {
   const Json json = ParseJson(R"({"type": "ByteLevel", "add_prefix_space": false})", "test");
   const PreTokenizer pre_tokenizer(json, "test");
