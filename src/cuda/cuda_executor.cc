@@ -90,7 +90,6 @@ class CudaExecutor : public Executor {
 
   std::unique_ptr<DecodeStream> StartDecode(std::span<const DecodeRow> rows) override;
 
-
   int64_t LogitsCount() const override { return logits_count_; }
   std::span<const float> Logits(int64_t row) const override {
     CheckLogitsRow(*this, row);

@@ -5,19 +5,21 @@
 
 namespace adder::cuda {
 
-DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
-  Check(cudaMalloc(&data_, bytes), Concat("cudaMalloc of ", bytes, " bytes"));
+void* DeviceAllocator::Take(size_t bytes) {
+  void* data = nullptr;
+  Check(cudaMalloc(&data, bytes), Concat("cudaMalloc of ", bytes, " bytes"));
+  return data;
 }
 
-DeviceMemory::~DeviceMemory() { cudaFree(data_); }
+void DeviceAllocator::Give(void* data) { cudaFree(data); }
 
-PinnedMemory::PinnedMemory(size_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
-  Check(cudaMallocHost(&data_, bytes), Concat("cudaMallocHost of ", bytes, " bytes"));
+void* PinnedAllocator::Take(size_t bytes) {
+  void* data = nullptr;
+  Check(cudaMallocHost(&data, bytes), Concat("cudaMallocHost of ", bytes, " bytes"));
+  return data;
 }
 
-PinnedMemory::~PinnedMemory() { cudaFreeHost(data_); }
+void PinnedAllocator::Give(void* data) { cudaFreeHost(data); }
 
 Stream::Stream() {
   Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");

@@ -9,16 +9,29 @@
 
 namespace adder::cuda {
 
-// Memory of the device. Freed with the object; freeing waits for the device.
-class DeviceMemory {
+// How memory of a kind is taken and given back. Take throws Error when there is not enough.
+struct DeviceAllocator {
+  static void* Take(size_t bytes);
+  static void Give(void* data);
+};
+struct PinnedAllocator {
+  static void* Take(size_t bytes);
+  static void Give(void* data);
+};
+
+// Owns memory that is not initialised.
+template <class Allocator>
+class Memory {
  public:
-  DeviceMemory() = default;
-  // Not initialised. Throws Error when the device has not enough.
-  explicit DeviceMemory(size_t bytes);
-  ~DeviceMemory();
-  DeviceMemory(DeviceMemory&& other) noexcept
+  Memory() = default;
+  explicit Memory(size_t bytes)
+      : data_(bytes == 0 ? nullptr : Allocator::Take(bytes)), bytes_(bytes) {}
+  ~Memory() {
+    if (data_ != nullptr) Allocator::Give(data_);
+  }
+  Memory(Memory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+  Memory& operator=(Memory&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
@@ -36,31 +49,10 @@ class DeviceMemory {
   size_t bytes_ = 0;
 };
 
+// Memory of the device. Giving it back waits for the device.
+using DeviceMemory = Memory<DeviceAllocator>;
 // Page-locked memory of the host, which the device copies to and from without waiting.
-class PinnedMemory {
- public:
-  PinnedMemory() = default;
-  explicit PinnedMemory(size_t bytes);
-  ~PinnedMemory();
-  PinnedMemory(PinnedMemory&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-
-  void* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
+using PinnedMemory = Memory<PinnedAllocator>;
 
 // A stream that does not synchronise with the default stream.
 class Stream {

@@ -8,7 +8,6 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "cuda/cuda_call.h"
-#include "program/host_state.h"
 
 namespace adder::cuda {
 namespace {
@@ -23,6 +22,33 @@ int64_t AlignedFloats(int64_t floats) {
 
 int64_t PagesFor(int64_t positions, int64_t page_positions) {
   return (positions + page_positions - 1) / page_positions;
+}
+
+// The row of a conv ring that holds the input which the layout's window has in row `row`: the
+// window ends before `position`. Rows of positions before the beginning are zero in both.
+int64_t RingRow(int64_t position, int64_t window_rows, int64_t row) {
+  const int64_t ring_rows = window_rows + 1;
+  return ((position - window_rows + row) % ring_rows + ring_rows) % ring_rows;
+}
+
+// Calls visit(host, at) for every key and value of the first `count` positions of a page: `host` is
+// the element of HostState's page, `at` the index of the same element in the device's page, counted
+// from the KV state's beginning.
+template <class Visit>
+void ForEachKvElement(HostState& host, SequenceId id, int index, int64_t page, int64_t count,
+                      Visit visit) {
+  const KvState& kv = host.layout().kv[static_cast<size_t>(index)];
+  const int64_t page_positions = host.layout().page_positions;
+  const int64_t half = page_positions * kv.kv_heads * kv.head_dim;
+  for (const int64_t values : {0, 1}) {
+    float* element = values ? host.Values(id, index, page) : host.Keys(id, index, page);
+    for (int64_t slot = 0; slot < count; ++slot) {
+      for (int64_t head = 0; head < kv.kv_heads; ++head) {
+        const int64_t at = values * half + (head * page_positions + slot) * kv.head_dim;
+        for (int64_t dim = 0; dim < kv.head_dim; ++dim) visit(*element++, at + dim);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -87,7 +113,7 @@ DeviceState::DeviceState(const Program& program, bool kv_bf16, const Stream& str
     recurrent_offsets_.push_back(floats);
     is_ring_.push_back(state.name == "conv");
     const int64_t size =
-        is_ring_.back() ? RingRows(state) * (state.size / state.shape.front()) : state.size;
+        is_ring_.back() ? state.size / state.shape.front() * (state.shape.front() + 1) : state.size;
     floats += AlignedFloats(size);
   }
   slot_bytes_ = static_cast<size_t>(std::max(floats, kAlignFloats)) * sizeof(float);
@@ -232,6 +258,28 @@ SequenceRun DeviceState::ScratchRun(int row) const {
   return {static_cast<float*>(scratch_slot_), scratch_pages_.as<char*>(), 0, row, 1, 0};
 }
 
+// Calls visit(host, device, floats) for every run of recurrent floats that lies contiguous both in
+// HostState's slot and in the device's.
+template <class Visit>
+void DeviceState::ForEachRecurrentRun(HostState& host, SequenceId id, int64_t position,
+                                      Visit visit) const {
+  const StateLayout& layout = program_.layout;
+  for (size_t i = 0; i < layout.recurrent.size(); ++i) {
+    const RecurrentState& state = layout.recurrent[i];
+    float* values = host.Recurrent(id, static_cast<int>(i));
+    if (!is_ring_[i]) {
+      visit(values, recurrent_offsets_[i], state.size);
+      continue;
+    }
+    const int64_t rows = state.shape.front();
+    const int64_t channels = state.size / rows;
+    for (int64_t row = 0; row < rows; ++row) {
+      visit(values + row * channels,
+            recurrent_offsets_[i] + RingRow(position, rows, row) * channels, channels);
+    }
+  }
+}
+
 std::vector<std::byte> DeviceState::Export(SequenceId sequence) const {
   const Sequence& state = Get(sequence);
   const StateLayout& layout = program_.layout;
@@ -243,26 +291,11 @@ std::vector<std::byte> DeviceState::Export(SequenceId sequence) const {
       cudaMemcpyAsync(slot.data(), state.slot, slot_bytes_, cudaMemcpyDeviceToHost, stream_.get()),
       "copying a sequence's state");
   stream_.Synchronize();
-  for (size_t i = 0; i < layout.recurrent.size(); ++i) {
-    const RecurrentState& recurrent = layout.recurrent[i];
-    const float* from = slot.data() + recurrent_offsets_[i];
-    float* to = host.Recurrent(id, static_cast<int>(i));
-    if (!is_ring_[i]) {
-      std::copy(from, from + recurrent.size, to);
-      continue;
-    }
-    const int64_t rows = recurrent.shape.front();
-    const int64_t channels = recurrent.size / rows;
-    for (int64_t row = 0; row < rows; ++row) {
-      // Input of position - rows + row; before the beginning all rows are zero.
-      const int64_t ring_row =
-          ((state.position - rows + row) % RingRows(recurrent) + RingRows(recurrent)) %
-          RingRows(recurrent);
-      std::copy_n(from + ring_row * channels, channels, to + row * channels);
-    }
-  }
+  ForEachRecurrentRun(host, id, state.position, [&](float* to, int64_t from, int64_t count) {
+    std::copy_n(slot.data() + from, count, to);
+  });
   std::vector<std::byte> page(page_bytes_);
-  for (size_t p = 0; !layout.kv.empty() && p < state.pages.size(); ++p) {
+  for (size_t p = 0; p < state.pages.size(); ++p) {
     const int64_t begin = static_cast<int64_t>(p) * layout.page_positions;
     if (begin >= state.position) break;
     Check(cudaMemcpyAsync(page.data(), state.pages[p]->data, page_bytes_, cudaMemcpyDeviceToHost,
@@ -271,21 +304,12 @@ std::vector<std::byte> DeviceState::Export(SequenceId sequence) const {
     stream_.Synchronize();
     const int64_t count = std::min(layout.page_positions, state.position - begin);
     for (size_t i = 0; i < layout.kv.size(); ++i) {
-      const KvState& kv = layout.kv[i];
-      const int64_t half = layout.page_positions * kv.kv_heads * kv.head_dim;
-      for (const int64_t values : {0, 1}) {
-        float* to = values ? host.Values(id, static_cast<int>(i), static_cast<int64_t>(p))
-                           : host.Keys(id, static_cast<int>(i), static_cast<int64_t>(p));
-        for (int64_t n = 0; n < count * kv.kv_heads * kv.head_dim; ++n) {
-          const int64_t dim = n % kv.head_dim;
-          const int64_t head = n / kv.head_dim % kv.kv_heads;
-          const int64_t slot_in_page = n / (kv.head_dim * kv.kv_heads);
-          const int64_t at =
-              values * half + (head * layout.page_positions + slot_in_page) * kv.head_dim + dim;
-          to[n] = LoadFloat(page.data() + kv_offsets_[i], kv_bf16_ ? DType::kBF16 : DType::kF32,
-                            static_cast<size_t>(at));
-        }
-      }
+      const std::byte* from = page.data() + kv_offsets_[i];
+      ForEachKvElement(host, id, static_cast<int>(i), static_cast<int64_t>(p), count,
+                       [&](float& element, int64_t at) {
+                         element = LoadFloat(from, kv_bf16_ ? DType::kBF16 : DType::kF32,
+                                             static_cast<size_t>(at));
+                       });
     }
   }
   host.Advance(id, state.position);
@@ -303,23 +327,9 @@ SequenceId DeviceState::Import(std::span<const std::byte> bytes) {
     Reserve(id, position);
     Sequence& state = Get(id);
     std::vector<float> slot(slot_bytes_ / sizeof(float));
-    for (size_t i = 0; i < layout.recurrent.size(); ++i) {
-      const RecurrentState& recurrent = layout.recurrent[i];
-      const float* values = host.Recurrent(from, static_cast<int>(i));
-      float* to = slot.data() + recurrent_offsets_[i];
-      if (!is_ring_[i]) {
-        std::copy(values, values + recurrent.size, to);
-        continue;
-      }
-      const int64_t rows = recurrent.shape.front();
-      const int64_t channels = recurrent.size / rows;
-      for (int64_t row = 0; row < rows; ++row) {
-        const int64_t ring_row =
-            ((position - rows + row) % RingRows(recurrent) + RingRows(recurrent)) %
-            RingRows(recurrent);
-        std::copy_n(values + row * channels, channels, to + ring_row * channels);
-      }
-    }
+    ForEachRecurrentRun(host, from, position, [&](const float* values, int64_t to, int64_t count) {
+      std::copy_n(values, count, slot.data() + to);
+    });
     Check(cudaMemcpyAsync(state.slot, slot.data(), slot_bytes_, cudaMemcpyHostToDevice,
                           stream_.get()),
           "copying a sequence's state");
@@ -329,27 +339,16 @@ SequenceId DeviceState::Import(std::span<const std::byte> bytes) {
       const int64_t count = std::min(layout.page_positions, position - begin);
       std::fill(page.begin(), page.end(), std::byte{0});
       for (size_t i = 0; i < layout.kv.size(); ++i) {
-        const KvState& kv = layout.kv[i];
-        const int64_t half = layout.page_positions * kv.kv_heads * kv.head_dim;
-        for (const int64_t values : {0, 1}) {
-          const float* source =
-              values ? host.Values(from, static_cast<int>(i), static_cast<int64_t>(p))
-                     : host.Keys(from, static_cast<int>(i), static_cast<int64_t>(p));
-          for (int64_t n = 0; n < count * kv.kv_heads * kv.head_dim; ++n) {
-            const int64_t dim = n % kv.head_dim;
-            const int64_t head = n / kv.head_dim % kv.kv_heads;
-            const int64_t slot_in_page = n / (kv.head_dim * kv.kv_heads);
-            const int64_t at =
-                values * half + (head * layout.page_positions + slot_in_page) * kv.head_dim + dim;
-            std::byte* to = page.data() + kv_offsets_[i];
-            if (kv_bf16_) {
-              const uint16_t rounded = FloatToBF16(source[n]);
-              std::memcpy(to + at * 2, &rounded, 2);
-            } else {
-              std::memcpy(to + at * 4, &source[n], 4);
-            }
-          }
-        }
+        std::byte* to = page.data() + kv_offsets_[i];
+        ForEachKvElement(host, from, static_cast<int>(i), static_cast<int64_t>(p), count,
+                         [&](const float& element, int64_t at) {
+                           if (kv_bf16_) {
+                             const uint16_t rounded = FloatToBF16(element);
+                             std::memcpy(to + at * 2, &rounded, 2);
+                           } else {
+                             std::memcpy(to + at * 4, &element, 4);
+                           }
+                         });
       }
       Check(cudaMemcpyAsync(state.pages[p]->data, page.data(), page_bytes_, cudaMemcpyHostToDevice,
                             stream_.get()),

@@ -12,6 +12,7 @@
 #include "cuda/device_memory.h"
 #include "cuda/kernels/sequence_table.h"
 #include "program/executor.h"
+#include "program/host_state.h"
 #include "program/program.h"
 
 namespace adder::cuda {
@@ -66,7 +67,8 @@ class DeviceState {
   const Sequence& Get(SequenceId sequence) const;
   std::shared_ptr<Page> NewPage();
   bool UploadPages(Sequence& sequence, size_t first);
-  int64_t RingRows(const RecurrentState& state) const { return state.shape.front() + 1; }
+  template <class Visit>
+  void ForEachRecurrentRun(HostState& host, SequenceId id, int64_t position, Visit visit) const;
 
   const Program& program_;
   const bool kv_bf16_;
