@@ -114,6 +114,7 @@ LineReader::Outcome LineReader::Read(std::string& line) {
       std::clearerr(stdin);
       return Outcome::kInterrupted;
     }
+    if (line.ends_with('\r')) line.pop_back();  // a text of Windows
     return got ? Outcome::kLine : Outcome::kEnd;
   }
   int count = 0;
