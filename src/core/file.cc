@@ -65,7 +65,7 @@ void WriteFile(const std::filesystem::path& path, std::string_view contents) {
   std::error_code error;
   const bool replaceable =
       !std::filesystem::exists(path, error) || std::filesystem::is_regular_file(path, error);
-  const std::filesystem::path temporary = replaceable ? path.string() + ".partial" : path;
+  const std::filesystem::path temporary = replaceable ? path.string() + ".partial" : path.string();
   {
     std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
     out.write(contents.data(), static_cast<std::streamsize>(contents.size()));
