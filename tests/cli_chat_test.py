@@ -241,6 +241,11 @@ class TerminalTest(ChatTest):
         terminal.send(CTRL_D)
         self.assertEqual(terminal.exit_code(), 0)
 
+    def test_wrong_bytes_do_not_swallow_the_line_break(self) -> None:
+        terminal = self.open("-n", "4")
+        terminal.send(b"/st\xffats\xc3\n")
+        terminal.wait_for(b"tok/s")
+
     def test_an_error_is_no_end(self) -> None:
         terminal = self.open("-n", "4")
         terminal.send(b"/save\n")
