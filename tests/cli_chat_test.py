@@ -174,6 +174,18 @@ class PipeTest(ChatTest):
         self.fail_with(ERROR, ["1024 positions", "/reset"], "chat", "-m", DEMO, "--chat-template",
                        self.template(), stdin=f"{long}\n")
 
+    def test_wrong_bytes_become_replacement_characters(self) -> None:
+        saved = self.folder / "saved.json"
+        script = b"/system a\xff\nTell \xed\xa0me.\r\n/save " + str(saved).encode() + b"\r\n"
+        done = subprocess.run(
+            [ADDER, "chat", "-m", DEMO, "--chat-template", self.template(), "-n", "2", *GREEDY],
+            input=script, capture_output=True, timeout=LIMIT_SECONDS, check=False)
+        self.assertEqual(done.stderr, b"")
+        self.assertEqual(done.returncode, 0)
+        messages = json.loads(saved.read_text())
+        self.assertEqual(messages[0]["content"], "a\ufffd")
+        self.assertRegex(messages[1]["content"], "^Tell \ufffd+me\\.$")
+
     def test_interrupted_at_a_pipe(self) -> None:
         """Ctrl-C during an answer ends the answer; the rest of the input is still read."""
         process = subprocess.Popen(
@@ -228,6 +240,11 @@ class TerminalTest(ChatTest):
         self.assertIsNotNone(re.search(rb"tokens   \d+ in this text", terminal.output))
         terminal.send(CTRL_D)
         self.assertEqual(terminal.exit_code(), 0)
+
+    def test_wrong_bytes_do_not_swallow_the_line_break(self) -> None:
+        terminal = self.open("-n", "4")
+        terminal.send(b"/st\xffats\xc3\n")
+        terminal.wait_for(b"tok/s")
 
     def test_an_error_is_no_end(self) -> None:
         terminal = self.open("-n", "4")

@@ -54,6 +54,15 @@ class TemplateTest(CommandTest):
         self.assertEqual(self.render(messages=path), TURNS + "tools: c\n")
         self.assertEqual(self.render(messages="-", stdin=conversation), TURNS + "tools: c\n")
 
+    def test_integers_are_exact_or_refused(self) -> None:
+        def with_content(number: str) -> Path:
+            return self.file("number.json", f'[{{"role": "user", "content": {number}}}]')
+
+        self.assertIn("9223372036854775807", self.render(messages=with_content("9223372036854775807")))
+        for number in ("18446744073709551615", "1" + "0" * 30):
+            self.fail_with(ERROR, [number, "64 bits"], "template", "-m", self.folder, "--messages",
+                           with_content(number))
+
     def test_which_template_counts(self) -> None:
         named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
         self.file("tokenizer_config.json", json.dumps({"chat_template": named}))

@@ -17,6 +17,7 @@
 #include "template_options.h"
 #include "text/chat_template.h"
 #include "text/output_parser.h"
+#include "text/utf8.h"
 
 namespace adder::cli {
 namespace {
@@ -164,9 +165,10 @@ class Chat {
   }
 
   void BeginAnew(const std::string& system) {
-    system_ = system;
+    // JSON holds only valid UTF-8, whatever was typed.
+    system_ = text::ToValidUtf8(system);
     messages_ = Json::array();
-    if (!system.empty()) messages_.push_back({{"role", "system"}, {"content", system}});
+    if (!system_.empty()) messages_.push_back({{"role", "system"}, {"content", system_}});
     reuse_.Reset();
   }
 
@@ -190,7 +192,7 @@ class Chat {
   }
 
   void Answer(const std::string& line) {
-    messages_.push_back({{"role", "user"}, {"content", line}});
+    messages_.push_back({{"role", "user"}, {"content", text::ToValidUtf8(line)}});
     try {
       Generate();
     } catch (const Error&) {

@@ -34,7 +34,12 @@ int ReadCharacter(EditLine*, wchar_t* character) {
       if (errno == EINTR) continue;
       return -1;
     }
-    const size_t length = std::mbrtowc(character, &byte, 1, &state);
+    size_t length = std::mbrtowc(character, &byte, 1, &state);
+    if (length == static_cast<size_t>(-1)) {
+      // The character before may have been cut off, and this byte be a good one.
+      state = {};
+      length = std::mbrtowc(character, &byte, 1, &state);
+    }
     if (length == static_cast<size_t>(-2)) continue;  // more bytes of this character are to come
     if (length == static_cast<size_t>(-1)) {
       state = {};
@@ -114,6 +119,7 @@ LineReader::Outcome LineReader::Read(std::string& line) {
       std::clearerr(stdin);
       return Outcome::kInterrupted;
     }
+    if (line.ends_with('\r')) line.pop_back();  // a text of Windows
     return got ? Outcome::kLine : Outcome::kEnd;
   }
   int count = 0;

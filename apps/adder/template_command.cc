@@ -25,9 +25,10 @@ struct Options {
 
 // A JSON file, or standard input for "-".
 Json ReadInput(const std::string& path) {
-  if (path != "-") return ReadJsonFile(path, kMaxInputBytes);
+  // Templates print integers exactly or not at all.
+  if (path != "-") return ReadJsonFile(path, kMaxInputBytes, LargeIntegers::kRefuse);
   const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
-  return ParseJson(text, "standard input");
+  return ParseJson(text, "standard input", kMaxJsonDepth, LargeIntegers::kRefuse);
 }
 
 void Run(const Options& options) {

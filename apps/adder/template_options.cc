@@ -30,7 +30,8 @@ text::ChatTemplate LoadChatTemplate(const std::filesystem::path& directory,
 
 Json TemplateVariables(const TemplateOptions& options) {
   if (!options.variables) return nullptr;
-  Json variables = ParseJson(*options.variables, "--template-kwargs");
+  Json variables =
+      ParseJson(*options.variables, "--template-kwargs", kMaxJsonDepth, LargeIntegers::kRefuse);
   if (!variables.is_object()) {
     Fail("--template-kwargs should be a JSON object such as {\"enable_thinking\": false}, it is ",
          *options.variables, ".");

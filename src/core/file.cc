@@ -62,20 +62,27 @@ std::string ReadFile(const std::filesystem::path& path, uint64_t max_bytes) {
 }
 
 void WriteFile(const std::filesystem::path& path, std::string_view contents) {
-  const std::filesystem::path temporary = path.string() + ".partial";
+  std::error_code error;
+  const bool replaceable =
+      !std::filesystem::exists(path, error) || std::filesystem::is_regular_file(path, error);
+  const std::filesystem::path temporary = replaceable ? path.string() + ".partial" : path.string();
   {
     std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
     out.write(contents.data(), static_cast<std::streamsize>(contents.size()));
     out.flush();
     if (!out) {
-      std::error_code ignored;
-      std::filesystem::remove(temporary, ignored);
-      Fail("Cannot write ", path.string(), ": ", std::strerror(errno), ".");
+      const std::string reason = std::strerror(errno);
+      if (replaceable) std::filesystem::remove(temporary, error);
+      Fail("Cannot write ", path.string(), ": ", reason, ".");
     }
   }
-  std::error_code error;
+  if (!replaceable) return;
   std::filesystem::rename(temporary, path, error);
-  if (error) Fail("Cannot write ", path.string(), ": ", error.message(), ".");
+  if (error) {
+    std::error_code ignored;
+    std::filesystem::remove(temporary, ignored);
+    Fail("Cannot write ", path.string(), ": ", error.message(), ".");
+  }
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {

@@ -12,8 +12,9 @@ namespace adder {
 // Reads a regular file whole. Throws Error when it cannot be read or is larger than `max_bytes`.
 std::string ReadFile(const std::filesystem::path& path, uint64_t max_bytes = uint64_t{1} << 30);
 
-// Writes a file whole through a temporary beside it, so that a reader never sees half of it. Throws
-// Error when it cannot be written.
+// Writes a file whole through a temporary beside it, so that a reader never sees half of it. What
+// exists and is no regular file (a device, a pipe) is written to and not replaced. Throws Error
+// when it cannot be written.
 void WriteFile(const std::filesystem::path& path, std::string_view contents);
 
 // A read-only, private memory map of a regular file. Movable; unmaps on destruction.

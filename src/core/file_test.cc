@@ -1,6 +1,9 @@
 #include "core/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <functional>
@@ -57,6 +60,23 @@ TEST_F(FileTest, ErrorsNameThePath) {
   EXPECT_THROW(MappedFile{directory_}, Error);
   WriteFile(directory_ / "long", "12345");
   EXPECT_THROW(ReadFile(directory_ / "long", 4), Error);
+}
+
+TEST_F(FileTest, WhatIsNoRegularFileIsNotReplaced) {
+  const std::filesystem::path pipe = directory_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  ASSERT_GE(reader, 0);
+  WriteFile(pipe, "abc");
+  char text[8];
+  EXPECT_EQ(read(reader, text, sizeof text), 3);
+  close(reader);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+
+  std::filesystem::create_directories(directory_ / "folder");
+  EXPECT_THROW(WriteFile(directory_ / "folder", "abc"), Error);
+  EXPECT_TRUE(std::filesystem::is_directory(directory_ / "folder"));
+  EXPECT_FALSE(std::filesystem::exists(directory_ / "folder.partial"));
 }
 
 TEST_F(FileTest, ReleasedPagesKeepTheirContents) {

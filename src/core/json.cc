@@ -50,17 +50,32 @@ std::string ReplaceNonFiniteWords(std::string_view text) {
   return out;
 }
 
+// What the library says without the name of its exception in front.
+std::string_view Reason(const Json::exception& error) {
+  std::string_view reason = error.what();
+  const size_t end = reason.find("] ");
+  if (reason.starts_with("[json.") && end != std::string_view::npos) reason.remove_prefix(end + 2);
+  return reason;
+}
+
 // Builds a Json while refusing deep nesting and duplicate keys, which the library's own builder
 // lets pass.
 class BoundedBuilder : public nlohmann::json_sax<Json> {
  public:
-  BoundedBuilder(std::string_view source, int max_depth) : source_(source), max_depth_(max_depth) {}
+  BoundedBuilder(std::string_view source, int max_depth, LargeIntegers large)
+      : source_(source), max_depth_(max_depth), large_(large) {}
 
   bool null() override { return Add(Json(nullptr)); }
   bool boolean(bool value) override { return Add(Json(value)); }
   bool number_integer(number_integer_t value) override { return Add(Json(value)); }
   bool number_unsigned(number_unsigned_t value) override { return Add(Json(value)); }
-  bool number_float(number_float_t value, const string_t&) override { return Add(Json(value)); }
+  bool number_float(number_float_t value, const string_t& text) override {
+    const bool integer = text.find_first_of(".eE") == string_t::npos;
+    if (integer && large_ == LargeIntegers::kRefuse) {
+      Fail(source_, " holds the integer ", text, ", which does not fit in 64 bits.");
+    }
+    return Add(Json(value));
+  }
   bool string(string_t& value) override { return Add(Json(std::move(value))); }
   bool binary(binary_t&) override { return false; }
   bool start_object(std::size_t) override { return Open(Json::object()); }
@@ -77,7 +92,7 @@ class BoundedBuilder : public nlohmann::json_sax<Json> {
   }
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    Fail(source_, " is not valid JSON near byte ", position, ": ", error.what(), ".");
+    Fail(source_, " is not valid JSON near byte ", position, ": ", Reason(error), ".");
   }
 
   Json Take() { return std::move(root_); }
@@ -116,6 +131,7 @@ class BoundedBuilder : public nlohmann::json_sax<Json> {
 
   std::string source_;
   int max_depth_;
+  LargeIntegers large_;
   std::vector<Level> stack_;
   Json root_;
 };
@@ -168,20 +184,20 @@ std::optional<double> AsNumber(const Json& value) {
 
 }  // namespace
 
-Json ParseJson(std::string_view text, std::string_view source, int max_depth) {
-  BoundedBuilder builder(source, max_depth);
+Json ParseJson(std::string_view text, std::string_view source, int max_depth, LargeIntegers large) {
+  BoundedBuilder builder(source, max_depth, large);
   try {
     if (!Json::sax_parse(ReplaceNonFiniteWords(text), &builder)) {
       Fail(source, " is not valid JSON.");
     }
   } catch (const Json::exception& error) {
-    Fail(source, " is not valid JSON: ", error.what(), ".");
+    Fail(source, " is not valid JSON: ", Reason(error), ".");
   }
   return builder.Take();
 }
 
-Json ReadJsonFile(const std::string& path, uint64_t max_bytes) {
-  return ParseJson(ReadFile(path, max_bytes), path);
+Json ReadJsonFile(const std::string& path, uint64_t max_bytes, LargeIntegers large) {
+  return ParseJson(ReadFile(path, max_bytes), path, kMaxJsonDepth, large);
 }
 
 std::string PrintJson(const Json& value) {

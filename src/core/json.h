@@ -14,14 +14,21 @@ namespace adder {
 
 using Json = nlohmann::ordered_json;
 
+inline constexpr int kMaxJsonDepth = 64;
+
+// What becomes of an integer beyond 64 bits: a floating number near it, or an Error.
+enum class LargeIntegers { kRound, kRefuse };
+
 // Parses UTF-8 JSON text. `source` names it in errors (a path). Beyond the standard it accepts the
 // bare words Infinity, -Infinity and NaN that Python's json module writes, as floating numbers.
 // Throws Error for bad syntax, invalid UTF-8, a duplicate key in one object, nesting deeper than
 // `max_depth`, or trailing text.
-Json ParseJson(std::string_view text, std::string_view source, int max_depth = 64);
+Json ParseJson(std::string_view text, std::string_view source, int max_depth = kMaxJsonDepth,
+               LargeIntegers large = LargeIntegers::kRound);
 
 // ReadFile + ParseJson.
-Json ReadJsonFile(const std::string& path, uint64_t max_bytes = uint64_t{1} << 28);
+Json ReadJsonFile(const std::string& path, uint64_t max_bytes = uint64_t{1} << 28,
+                  LargeIntegers large = LargeIntegers::kRound);
 
 // Text of `value` as Python's json module writes and reads it: the non-finite numbers that
 // ParseJson accepts are written as bare words again. Indented by two spaces, with a final newline.

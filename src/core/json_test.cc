@@ -47,6 +47,23 @@ TEST(ParseJson, RejectsBadTextNamingTheSource) {
             std::string::npos);
 }
 
+TEST(ParseJson, IntegersBeyond64BitsAreRoundedOrRefused) {
+  const std::string text = R"([18446744073709551615, 1e30, 123456789012345678901234567890])";
+  EXPECT_EQ(ParseJson(text, "x.json")[2].get<double>(), 123456789012345678901234567890.0);
+  EXPECT_EQ(
+      MessageOf([&] { ParseJson(text, "x.json", kMaxJsonDepth, LargeIntegers::kRefuse); }),
+      "x.json holds the integer 123456789012345678901234567890, which does not fit in 64 bits.");
+  EXPECT_EQ(ParseJson("[1e30]", "x.json", kMaxJsonDepth, LargeIntegers::kRefuse)[0], 1e30);
+}
+
+TEST(ParseJson, ErrorsDoNotNameTheLibrary) {
+  EXPECT_EQ(MessageOf([] { ParseJson("[1 2]", "x.json"); }).find("json.exception"),
+            std::string::npos);
+  EXPECT_NE(
+      MessageOf([] { ParseJson("[1 2]", "x.json"); }).find("near byte 4: parse error at line"),
+      std::string::npos);
+}
+
 TEST(ParseJson, RejectsDuplicateKeysAndDeepNesting) {
   EXPECT_EQ(MessageOf([] { ParseJson(R"({"a": {"k": 1, "k": 2}})", "x.json"); }),
             "x.json has the key \"k\" twice in one object.");

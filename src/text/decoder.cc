@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "text/byte_level.h"
 #include "text/pattern.h"
+#include "text/sequence_parts.h"
 #include "text/utf8.h"
 
 namespace adder::text {
@@ -293,13 +294,8 @@ void Decoder::Add(const Json& value, const std::string& where) {
   const JsonObject object(value, where);
   const std::string type = object.String({"type"});
   if (type == "Sequence") {
-    const Json* list = object.Find({"decoders"});
-    if (list == nullptr || !list->is_array()) {
-      Fail(where, ": the field decoders should be an array.");
-    }
-    for (size_t i = 0; i < list->size(); ++i) {
-      Add((*list)[i], Concat(where, ".decoders[", i, "]"));
-    }
+    ForEachOfSequence(object, "decoders",
+                      [this](const Json& step, const std::string& place) { Add(step, place); });
   } else if (type == "ByteLevel") {
     growth_.Spend(3, where);
     stages_.push_back([] { return std::make_unique<ByteLevelStage>(); });

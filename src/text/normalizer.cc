@@ -4,6 +4,7 @@
 #include "text/byte_level.h"
 #include "text/pattern.h"
 #include "text/precompiled.h"
+#include "text/sequence_parts.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
@@ -120,13 +121,8 @@ void Normalizer::AddStep(const Json& value, const std::string& where) {
   const JsonObject object(value, where);
   const std::string type = object.String({"type"});
   if (type == "Sequence") {
-    const Json* list = object.Find({"normalizers"});
-    if (list == nullptr || !list->is_array()) {
-      Fail(where, ": the field normalizers should be an array.");
-    }
-    for (size_t i = 0; i < list->size(); ++i) {
-      AddStep((*list)[i], Concat(where, ".normalizers[", i, "]"));
-    }
+    ForEachOfSequence(object, "normalizers",
+                      [this](const Json& step, const std::string& place) { AddStep(step, place); });
   } else if (type == "NFC") {
     steps_.push_back(std::make_unique<NormalFormStep>(NormalForm::kNfc));
   } else if (type == "NFD") {

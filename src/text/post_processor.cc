@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "text/sequence_parts.h"
 
 namespace adder::text {
 namespace {
@@ -38,13 +39,8 @@ void PostProcessor::Add(const Json& value, const std::string& where) {
   const JsonObject object(value, where);
   const std::string type = object.String({"type"});
   if (type == "Sequence") {
-    const Json* list = object.Find({"processors"});
-    if (list == nullptr || !list->is_array()) {
-      Fail(where, ": the field processors should be an array.");
-    }
-    for (size_t i = 0; i < list->size(); ++i) {
-      Add((*list)[i], Concat(where, ".processors[", i, "]"));
-    }
+    ForEachOfSequence(object, "processors",
+                      [this](const Json& step, const std::string& place) { Add(step, place); });
   } else if (type == "TemplateProcessing") {
     AddTemplate(object);
   } else if (type != "ByteLevel") {

@@ -6,6 +6,7 @@
 #include "text/byte_level.h"
 #include "text/growth.h"
 #include "text/pattern.h"
+#include "text/sequence_parts.h"
 #include "text/split_regex.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
@@ -255,13 +256,9 @@ void CollectLeaves(const Json& value, const std::string& where, std::vector<Json
     leaves.push_back(object);
     return;
   }
-  const Json* list = object.Find({"pretokenizers"});
-  if (list == nullptr || !list->is_array()) {
-    Fail(where, ": the field pretokenizers should be an array.");
-  }
-  for (size_t i = 0; i < list->size(); ++i) {
-    CollectLeaves((*list)[i], Concat(where, ".pretokenizers[", i, "]"), leaves);
-  }
+  ForEachOfSequence(object, "pretokenizers", [&leaves](const Json& step, const std::string& place) {
+    CollectLeaves(step, place, leaves);
+  });
 }
 
 std::unique_ptr<PreTokenizerStep> MakeStep(const JsonObject& object, bool is_last) {

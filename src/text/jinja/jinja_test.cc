@@ -498,6 +498,50 @@ TEST(Jinja, Bounds) {
   EXPECT_NE(FailureOf(blocks).find("nested deeper"), std::string::npos);
 }
 
+TEST(Jinja, SearchesTakeLinearTime) {
+  // With the sizes given, comparing at every place would take hours.
+  const std::string head = "{% set a = 'a' * 3000000 %}{% set b = 'a' * 1500000 %}";
+  const auto find = [&](const std::string& expression) {
+    return FailureOf(head + "{{ " + expression + " }}");
+  };
+  EXPECT_EQ(find("(b ~ 'b') in a"), "rendered: False");
+  EXPECT_EQ(find("(a ~ 'b').find(b ~ 'b')"), "rendered: 1500000");
+  EXPECT_EQ(find("a.find(b ~ 'b')"), "rendered: -1");
+  EXPECT_EQ(find("('b' ~ a).rfind('b' ~ b)"), "rendered: 0");
+  EXPECT_EQ(find("a.rfind('b' ~ b)"), "rendered: -1");
+  EXPECT_EQ(find("a.count(b ~ 'b')"), "rendered: 0");
+  EXPECT_EQ(find("a.replace(b ~ 'b', '') | length"), "rendered: 3000000");
+  EXPECT_EQ(find("a.rsplit('b' ~ b) | length"), "rendered: 1");
+  ExpectAll({
+      {"{{ ''.find('') }}{{ ''.rfind('') }}{{ 'ab'.rfind('') }}{{ 'ab'.find('', 2) }}", "0022"},
+      {"{{ 'aXbXc'.rfind('X') }}{{ 'aXbXc'.rfind('XY') }}{{ 'a'.rfind('aa') }}", "3-1-1"},
+      {"{{ ('a' * 500 ~ 'XX' ~ 'b' * 500).rfind('XX') }}", "500"},
+      {"{{ 'aXbXc'.rsplit('X', 1) }}{{ 'aXbXc'.rpartition('X') }}",
+       "['aXb', 'c']('aXb', 'X', 'c')"},
+      {"{{ '' in '' }}{{ 'é' in 'aé' }}{{ 'b' in 'aé' }}", "TrueTrueFalse"},
+  });
+}
+
+// A list that holds one list twice, again and again, has exponentially many elements.
+TEST(Jinja, EqualityIsBounded) {
+  const std::string head =
+      "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(50) %}"
+      "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}";
+  Limits limits;
+  limits.steps = 1'000'000;
+  for (const std::string expression : {"ns.a == ns.b", "ns.b in [ns.a]", "[ns.a].index(ns.b)"}) {
+    EXPECT_NE(FailureOf(head + "{{ " + expression + " }}", "{}", limits).find("steps"),
+              std::string::npos)
+        << expression;
+  }
+  EXPECT_EQ(FailureOf(head + "{{ ns.a == ns.a }}", "{}", limits), "rendered: True");
+  EXPECT_NE(FailureOf("{% set s = 'a' * 1000000 %}{% set t = 'a' * 1000000 %}"
+                      "{% for i in range(1000) %}{% set x = s == t %}{% endfor %}",
+                      "{}", limits)
+                .find("steps"),
+            std::string::npos);
+}
+
 TEST(Jinja, CyclesAreReleased) {
   // Leak checkers would report what is not.
   EXPECT_EQ(Render("{% set ns = namespace() %}{% set ns.self = ns %}"

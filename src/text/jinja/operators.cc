@@ -407,6 +407,8 @@ bool IsLess(Runtime& runtime, const Value& left, const Value& right) {
 }
 
 bool Compare(Runtime& runtime, Comparison comparison, const Value& left, const Value& right) {
+  // Equals counts the steps of what the rendering made, but literals belong to the template.
+  if (left.Is(Kind::kString)) runtime.StepBytes(left.text().size());
   switch (comparison) {
     case Comparison::kEqual:
       return Equals(left, right);
@@ -428,7 +430,7 @@ bool Contains(Runtime& runtime, const Value& container, const Value& item) {
         runtime.Fail("\"in\" looks for a string in a string, not for ", TypeName(item), ".");
       }
       runtime.StepBytes(container.text().size());
-      return container.text().find(item.text()) != std::string::npos;
+      return FindFirst(container.text(), item.text()) != std::string_view::npos;
     case Kind::kDict:
       if (!IsHashable(item)) {
         runtime.Fail("A value of type ", TypeName(item), " cannot be a key of a dict.");

@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <vector>
 
@@ -248,6 +249,28 @@ bool IsIdentifierPart(char32_t c) {
   return IsIdentifierStart(c) || category == UTF8PROC_CATEGORY_MN ||
          category == UTF8PROC_CATEGORY_MC || category == UTF8PROC_CATEGORY_ND ||
          category == UTF8PROC_CATEGORY_PC || c == 0xB7;
+}
+
+// memmem works in linear time (two-way search), which the members of std::string_view do not.
+size_t FindFirst(std::string_view text, std::string_view wanted, size_t position) {
+  if (position > text.size()) return std::string_view::npos;
+  const void* found =
+      memmem(text.data() + position, text.size() - position, wanted.data(), wanted.size());
+  if (found == nullptr) return std::string_view::npos;
+  return static_cast<size_t>(static_cast<const char*>(found) - text.data());
+}
+
+// Searches backwards in growing pieces from the end, so that the time depends on where it is found.
+size_t FindLast(std::string_view text, std::string_view wanted) {
+  constexpr size_t kSmallest = 64;
+  const std::string reversed_wanted(wanted.rbegin(), wanted.rend());
+  for (size_t size = std::max(2 * wanted.size(), kSmallest);; size *= 2) {
+    size = std::min(size, text.size());
+    const std::string reversed(text.rbegin(), text.rbegin() + static_cast<std::ptrdiff_t>(size));
+    const size_t found = FindFirst(reversed, reversed_wanted);
+    if (found != std::string_view::npos) return text.size() - found - wanted.size();
+    if (size == text.size()) return std::string_view::npos;
+  }
 }
 
 std::string Upper(std::string_view text) {

@@ -31,6 +31,11 @@ int DecimalValue(char32_t c);
 bool IsIdentifierStart(char32_t c);
 bool IsIdentifierPart(char32_t c);
 
+// Where `wanted` first (last) begins in `text`, or npos, like std::string_view's members, but in
+// linear time whatever the texts are.
+size_t FindFirst(std::string_view text, std::string_view wanted, size_t position = 0);
+size_t FindLast(std::string_view text, std::string_view wanted);
+
 std::string Upper(std::string_view text);
 std::string Lower(std::string_view text);
 std::string Title(std::string_view text);       // str.title

@@ -101,7 +101,7 @@ class Runtime {
   std::function<std::tm()> clock_;
   uint64_t steps_left_;
   int level_ = 0;
-  MemoryAccount memory_;
+  MemoryAccount memory_{this};
   struct Kept {
     std::shared_ptr<void> object;
     std::function<void()> release;

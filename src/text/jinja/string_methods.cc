@@ -141,7 +141,7 @@ std::optional<int64_t> Search(Runtime& runtime, const Value& self, const Argumen
   const std::string wanted = reader.Text(0);
   const Part part = TakePart(runtime, self, reader, 1);
   if (!part.valid) return std::nullopt;
-  const size_t found = from_right ? part.text.rfind(wanted) : part.text.find(wanted);
+  const size_t found = from_right ? FindLast(part.text, wanted) : FindFirst(part.text, wanted);
   if (found == std::string_view::npos) return std::nullopt;
   return static_cast<int64_t>(part.start + CountCodePoints(part.text.substr(0, found)));
 }
@@ -166,8 +166,8 @@ Value Count(Runtime& runtime, const Value& self, const Arguments& arguments) {
   if (!part.valid) return Value::Int(0);
   if (wanted.empty()) return Value::Int(static_cast<int64_t>(CountCodePoints(part.text)) + 1);
   int64_t count = 0;
-  for (size_t at = part.text.find(wanted); at != std::string_view::npos;
-       at = part.text.find(wanted, at + wanted.size())) {
+  for (size_t at = FindFirst(part.text, wanted); at != std::string_view::npos;
+       at = FindFirst(part.text, wanted, at + wanted.size())) {
     ++count;
   }
   return Value::Int(count);
@@ -231,7 +231,7 @@ Value Partition(Runtime& runtime, const Value& self, const Arguments& arguments)
   const std::string separator = reader.Text(0);
   if (separator.empty()) runtime.Fail("partition: the separator is empty.");
   const std::string& text = self.text();
-  const size_t at = kFromRight ? text.rfind(separator) : text.find(separator);
+  const size_t at = kFromRight ? FindLast(text, separator) : FindFirst(text, separator);
   if (at == std::string::npos) {
     const Value empty = Like(runtime, self, "");
     return kFromRight ? runtime.Tuple({empty, empty, self}) : runtime.Tuple({self, empty, empty});
@@ -473,7 +473,7 @@ std::vector<std::string_view> SplitAt(std::string_view text, std::string_view se
                                       int64_t max_splits, bool from_right) {
   std::vector<std::string_view> pieces;
   while (max_splits < 0 || static_cast<int64_t>(pieces.size()) < max_splits) {
-    const size_t at = from_right ? text.rfind(separator) : text.find(separator);
+    const size_t at = from_right ? FindLast(text, separator) : FindFirst(text, separator);
     if (at == std::string_view::npos) break;
     const size_t behind = at + separator.size();
     pieces.push_back(from_right ? text.substr(behind) : text.substr(0, at));
@@ -513,7 +513,7 @@ Value ReplaceText(Runtime& runtime, std::string_view text, std::string_view old,
   std::string replaced;
   size_t position = 0;
   for (int64_t done = 0; count < 0 || done < count; ++done) {
-    size_t at = old.empty() ? position : text.find(old, position);
+    size_t at = old.empty() ? position : FindFirst(text, old, position);
     if (old.empty() && done > 0) {
       // Between all characters, and at both ends.
       if (position == text.size()) break;

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "text/jinja/python_text.h"
+#include "text/jinja/runtime.h"
 
 namespace adder::text::jinja {
 namespace {
@@ -97,6 +98,16 @@ CyclerObject& Value::cycler() const { return static_cast<CyclerObject&>(*object_
 
 StringObject::StringObject(std::string contents, bool is_safe)
     : text(std::move(contents)), length(CountCodePoints(text)), safe(is_safe) {}
+
+void Object::CountItems(size_t items) const {
+  if (account_ == nullptr) return;
+  account_->runtime->Step();
+  account_->runtime->StepItems(items);
+}
+
+void Object::CountBytes(size_t bytes) const {
+  if (account_ != nullptr) account_->runtime->StepBytes(bytes);
+}
 
 void DictObject::Set(Value key, Value value) {
   depth = std::max({depth, key.depth() + 1, value.depth() + 1});
@@ -215,13 +226,19 @@ bool Equals(const Value& a, const Value& b) {
     case Kind::kUndefined:
       return true;
     case Kind::kString:
+      if (a.text().size() == b.text().size()) a.string().CountBytes(a.text().size());
       return a.text() == b.text();
     case Kind::kList:
     case Kind::kTuple:
+      if (a.object() == b.object()) return true;
+      a.list().CountItems(a.list().items.size());
       return EqualSequences(a.list().items, b.list().items);
     case Kind::kDict:
+      if (a.object() == b.object()) return true;
+      a.dict().CountItems(a.dict().items.size());
       return EqualDicts(a.dict(), b.dict());
     case Kind::kDictView:
+      a.view().CountItems(a.view().dict.dict().items.size());
       return EqualViews(a.view(), b.view());
     case Kind::kRange:
       return EqualRanges(a.range(), b.range());
@@ -237,6 +254,7 @@ bool IsHashable(const Value& value) {
     case Kind::kDictView:
       return false;
     case Kind::kTuple:
+      value.list().CountItems(value.list().items.size());
       return std::all_of(value.list().items.begin(), value.list().items.end(), IsHashable);
     default:
       return true;
@@ -256,8 +274,10 @@ uint64_t Hash(const Value& value) {
       return Mix(2, std::hash<double>{}(number));
     }
     case Kind::kString:
+      value.string().CountBytes(value.text().size());
       return std::hash<std::string_view>{}(value.text());
     case Kind::kTuple: {
+      value.list().CountItems(value.list().items.size());
       uint64_t hash = 3;
       for (const Value& item : value.list().items) hash = Mix(hash, Hash(item));
       return hash;

@@ -41,6 +41,7 @@ enum class Kind {
 
 // Counts the bytes that the values of one rendering hold.
 struct MemoryAccount {
+  Runtime* runtime;  // which also counts the steps
   size_t live = 0;
 };
 
@@ -59,6 +60,11 @@ class Object {
     charged_ = bytes;
     account.live += bytes;
   }
+  // Counts steps of the rendering for walking through `items` elements, or `bytes` of a text. For
+  // walks that have no Runtime at hand: a list may hold one list many times, so that walking takes
+  // exponential time.
+  void CountItems(size_t items) const;
+  void CountBytes(size_t bytes) const;
   // How deeply containers are nested in this one, itself included. Bounded, so that walking and
   // destroying a value needs bounded stack.
   int depth = 1;

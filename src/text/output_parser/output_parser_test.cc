@@ -305,6 +305,43 @@ TEST(OutputParser, Kimi) {
   EXPECT_EQ(ParseOutput(text, Format("kimi_k2")).calls[1].id, "functions.add:1");
 }
 
+TEST(OutputParser, DeepSeekAndSolar) {
+  const std::string v3 =
+      "A<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": "
+      "\"```\"}\n"
+      "```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><"
+      "｜tool▁calls▁end｜>";
+  EXPECT_EQ(Parse(v3, Format("deepseek_v3")), "A[f {\"a\": \"```\"}][g {}]");
+  const std::string broken =
+      "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]<｜tool▁call▁end｜><"
+      "｜tool▁calls▁end｜>";
+  EXPECT_EQ(Parse(broken, Format("deepseek_v3")), broken);
+  EXPECT_EQ(
+      Parse("<|tool_calls|><|tool_call:begin|>7<|tool_call:name|>f<|tool_call:args|>{\"a\": 1}"
+            "<|tool_call:end|><|calls|>",
+            Format("solar")),
+      "[f {\"a\": 1}]");
+}
+
+// Values with the signs of the format around them, and escapes.
+TEST(OutputParser, ArgumentsThatLookLikeSyntax) {
+  EXPECT_EQ(
+      Parse(
+          R"(<tool_call>{"name": "f", "arguments": {"a": "}]\\\" {\n\u00e9\ud83d\ude00"}}</tool_call>)",
+          Format("hermes")),
+      R"([f {"a": "}]\\\" {\n\u00e9\ud83d\ude00"}])");
+  EXPECT_EQ(
+      Parse(R"(<tool_call>{"name": "f\u00e9", "arguments": {}}</tool_call>)", Format("hermes")),
+      "[fé {}]");
+  EXPECT_EQ(Parse("<|tool_call_start|>[f(a=\"[g(b=1)]\", c={'d': ['e', (1, 2)]})]<|tool_call_end|>",
+                  Format("lfm2")),
+            R"([f {"a": "[g(b=1)]", "c": {"d":["e",[1,2]]}}])");
+  // A call while the model still thinks is a thought.
+  EXPECT_EQ(Parse("<think>a <tool_call>{\"name\": \"f\"}</tool_call> b</think>c",
+                  Format("hermes", "think")),
+            "<a <tool_call>{\"name\": \"f\"}</tool_call> b>c");
+}
+
 TEST(OutputParser, CallIds) {
   const std::string text =
       "<tool_call>{\"name\": \"f\"}</tool_call><tool_call>{\"name\": \"f\"}</tool_call>";
