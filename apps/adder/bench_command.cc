@@ -48,9 +48,9 @@ bool UsesCuda(const Options& options) {
          (options.model.device == "auto" && DefaultDevice() == Device::kCuda);
 }
 
-Bandwidth Probe(const Options& options, int threads) {
+Bandwidth Probe([[maybe_unused]] bool cuda, int threads) {
 #ifdef ADDER_HAS_CUDA
-  if (UsesCuda(options)) {
+  if (cuda) {
     const DeviceBandwidth device = ProbeDeviceBandwidth();
     return {device.bytes_per_second, device.buffer_bytes, ""};
   }
@@ -177,7 +177,7 @@ void Run(const Options& options) {
   // Before the probe, whose buffer is not the model's.
   const int64_t peak_bytes = PeakResidentBytes();
   const int threads = options.model.threads > 0 ? options.model.threads : AvailableCores();
-  const Bandwidth probe = Probe(options, threads);
+  const Bandwidth probe = Probe(UsesCuda(options), threads);
   for (const DecodeBenchResult& result : results) {
     const Json report = Report(options, model, result, probe, threads, peak_bytes);
     if (options.json) {

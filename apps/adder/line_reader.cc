@@ -123,6 +123,9 @@ LineReader::Outcome LineReader::Read(std::string& line) {
     return got ? Outcome::kLine : Outcome::kEnd;
   }
   int count = 0;
+  // Before the prompt: a Ctrl-D that answers it would otherwise reach the terminal in its line
+  // mode, whose end of file libedit does not see.
+  el_set(editor_->line, EL_PREP_TERM, 1);
   const char* text = el_gets(editor_->line, &count);
   if (InterruptFlag::Take()) {
     std::fputs("^C\n", stdout);

@@ -43,7 +43,9 @@ const std::vector<Backend>& QuickBackends() {
 
 bool IsBatchInvariant(Backend backend) { return backend != Backend::kCudaFast; }
 
-bool IsExact(Backend backend) { return backend != Backend::kCpuFast && backend != Backend::kCudaFast; }
+bool IsExact(Backend backend) {
+  return backend != Backend::kCpuFast && backend != Backend::kCudaFast;
+}
 
 std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program) {
   if (backend == Backend::kReference) return MakeInterpreter(std::move(program));
