@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import subprocess
 import unittest
 from pathlib import Path
@@ -188,18 +187,8 @@ class PipeTest(ChatTest):
 
     def test_interrupted_at_a_pipe(self) -> None:
         """Ctrl-C during an answer ends the answer; the rest of the input is still read."""
-        process = subprocess.Popen(
-            [ADDER, "chat", "-m", DEMO, "--chat-template", self.template(), "-n", "900",
-             "--temperature", "1", "--seed", "3"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.addCleanup(process.kill)
-        process.stdin.write(b"Tell me a tale.\n")
-        process.stdin.flush()
-        self.assertTrue(process.stdout.read(20))
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(b"/stats\n", timeout=LIMIT_SECONDS)
-        self.assertEqual(process.returncode, 0)
-        self.assertIn(b"tok/s", output)
+        self.interrupt(b"Tell me a tale.\n", "chat", "-m", DEMO, "--chat-template",
+                       self.template(), "-n", "900", "--temperature", "1", "--seed", "3")
 
 
 class TerminalTest(ChatTest):

@@ -83,6 +83,19 @@ class CommandTest(unittest.TestCase):
         self.folder = Path(tempfile.mkdtemp(prefix="adder-cli-"))
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
+    def interrupt(self, line: bytes, *arguments: object) -> None:
+        """Sends `line` through a pipe, Ctrl-C during what is written then, and /stats."""
+        process = subprocess.Popen([ADDER, *map(str, arguments)], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        process.stdin.write(line)
+        process.stdin.flush()
+        self.assertTrue(process.stdout.read(20))
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(b"/stats\n", timeout=LIMIT_SECONDS)
+        self.assertEqual(process.returncode, 0)
+        self.assertIn(b"tok/s", output)
+
     def succeed(self, *arguments: object, **options: object) -> str:
         """Standard output of a run that must succeed."""
         done = adder(*arguments, **options)
