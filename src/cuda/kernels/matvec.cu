@@ -309,8 +309,8 @@ struct Launcher {
     // As few spans per warp as leaves all blocks on the device at once.
     const int tiles_per_multiprocessor =
         (m.tiles * static_cast<int>(grid_y) + multiprocessors - 1) / multiprocessors;
-    const bool deep = kMostDepth > 1 && (spans > kMostWarps ||
-                                         spans * tiles_per_multiprocessor > kMostWarps);
+    const bool deep =
+        kMostDepth > 1 && (spans > kMostWarps || spans * tiles_per_multiprocessor > kMostWarps);
     const int depth = deep ? kMostDepth : 1;
     params.column_warps = std::min((spans + depth - 1) / depth, kMostWarps);
     params.column_warps_reciprocal = Reciprocal(params.column_warps);

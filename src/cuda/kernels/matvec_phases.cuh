@@ -32,12 +32,12 @@ constexpr bool IsQuantized(WeightFormat format) {
 }
 // Chunks that a warp multiplies between two uses of scales.
 template <WeightFormat F, bool kWide>
-constexpr int kSpanChunks = !IsQuantized(F) ? 1 : kWide ? 2 : 4;
+constexpr int kSpanChunks = !IsQuantized(F) ? 1
+                            : kWide         ? 2
+                                            : 4;
 
 // silu to within a few units of f32's last place.
-__device__ __forceinline__ float FastSilu(float x) {
-  return __fdividef(x, 1.0f + __expf(-x));
-}
+__device__ __forceinline__ float FastSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // Not a number if either is.
 __device__ __forceinline__ float MaxOrNan(float a, float b) {
@@ -112,8 +112,7 @@ __device__ __forceinline__ void SplitActivations(float4 x, __nv_bfloat16* column
   x.z -= __uint_as_float(high.y << 16);
   x.w -= __uint_as_float(high.y & 0xffff0000u);
   *reinterpret_cast<uint2*>(columns) = high;
-  *reinterpret_cast<uint2*>(columns + stride) =
-      make_uint2(PackBf16(x.x, x.y), PackBf16(x.z, x.w));
+  *reinterpret_cast<uint2*>(columns + stride) = make_uint2(PackBf16(x.x, x.y), PackBf16(x.z, x.w));
 }
 
 __device__ __forceinline__ void MmaInteger(int (&c)[4], unsigned a0, unsigned a1, unsigned a2,
@@ -173,9 +172,9 @@ struct WeightSpan {
     if constexpr (!IsQuantized(F)) {
       unsigned b[4][2] = {};
       if (g < 2) {
-        const uint4* from = reinterpret_cast<const uint4*>(
-            reinterpret_cast<const __nv_bfloat16*>(activations) + g * stride + span * kChunkCols +
-            8 * t);
+        const uint4* from =
+            reinterpret_cast<const uint4*>(reinterpret_cast<const __nv_bfloat16*>(activations) +
+                                           g * stride + span * kChunkCols + 8 * t);
         const uint4 first = from[0];
         const uint4 second = from[4];
         b[0][0] = first.x, b[0][1] = first.y, b[1][0] = first.z, b[1][1] = first.w;
