@@ -2,18 +2,17 @@
 // fetched once per launch and run once, so the code is kept short: what a launch does not need is
 // not compiled into its kernel.
 //
-// Phases: (1) each warp loads its first spans of weights and what else does not depend on the
-// kernel before; (2) PdlWait; (3) the block makes its token's row, times the norm's weight, into
-// operands in shared memory (see matvec_phases.cuh), while a warp of its own adds up the squares;
-// barrier; (4) warps multiply their spans.
-// Then, in blocks: partial sums to shared memory, barrier, half a warp per tile adds them up and
-// applies the norm's factor, bias and epilogue. In streams: each warp goes over whole tiles, a grid
-// apart, and finishes them itself; no further barrier.
+// Phases: (1) each warp starts copying its first spans of weights to shared memory; (2) PdlWait;
+// (3) the block makes its token's row, times the norm's weight, into operands in shared memory (see
+// matvec_phases.cuh), while a warp of its own adds up the squares; barrier; (4) warps multiply
+// their spans. Then, in blocks: partial sums to shared memory, barrier, a warp per tile adds them
+// up and applies the norm's factor, bias and epilogue. In streams: each warp goes over whole tiles,
+// a grid apart, and finishes them itself; no further barrier.
 //
 // Ownership: in blocks, blockIdx.x owns row_warps tiles and column warp w of column_warps the spans
 // w, w + column_warps, ...; in streams, warp i of the grid owns tiles i, i + warps of the grid, ...
-// With experts, blockIdx.y is a token (down) or a token and a choice (gate, up), and the weights
-// are not known before PdlWait. A router's block, if it is the only one, also chooses the experts.
+// A warp reads only weights that it copied itself. With experts, blockIdx.y is a token (down) or a
+// token and a choice (gate, up), and the weights are not known before PdlWait.
 // Precondition: the input's rows, and those of each expert's input, begin on 16-byte boundaries.
 #include <algorithm>
 
@@ -28,12 +27,16 @@ namespace {
 constexpr int kMostWarps = 16;
 constexpr int kStreamWarps = 8;
 constexpr int kStreamBlocksPerMultiprocessor = 3;
+// Spans that a warp has in flight when it cannot hold all of them.
+constexpr int kRingSpans = 3;
+// Shared memory that a block may fill with weights; two such blocks fit on a multiprocessor.
+constexpr int kMostWeightBytes = 96 * 1024;
 
 // How a warp goes over its spans.
 enum class Walk {
-  kOnce,    // it holds all of them from the beginning
-  kLoop,    // all of one tile
-  kStream,  // all of many tiles
+  kOnce,    // it copies all of them at the beginning
+  kLoop,    // all of one tile, through a ring
+  kStream,  // all of many tiles, through a ring
 };
 
 struct MatvecParams {
@@ -48,6 +51,9 @@ struct MatvecParams {
   int spans;  // of one matrix
   int spans_reciprocal;
   int spans_of_block;  // of all its experts' matrices
+  int held_spans;      // of each warp, at a time
+  // Warps that prepare activations: those that multiply, and more for long rows.
+  int preparing_warps;
   float inverse_cols;
 };
 
@@ -55,25 +61,30 @@ __device__ __forceinline__ int Quotient(int value, int reciprocal) {
   return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
 }
 
-template <WeightFormat F, bool kWide, int kDepth, Experts kExperts, LinearEpilogue kEpilogue,
-          Walk kWalk>
+template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
-                                  kWalk == Walk::kStream ? 3 : 1)
+                                  F == WeightFormat::kF16 || F == WeightFormat::kF32 ? 1
+                                  : kWalk == Walk::kStream ? kStreamBlocksPerMultiprocessor
+                                                           : 2)
     MatvecKernel(const __grid_constant__ MatvecParams params) {
-  constexpr int kChunks = kSpanChunks<F, kWide>;
+  using Span = WeightSpan<F, kWide>;
+  constexpr int kChunks = Span::kChunks;
   constexpr int kSpanCols = kChunks * kChunkCols;
   constexpr bool kStream = kWalk == Walk::kStream;
+  constexpr bool kNormalizes = kExperts != Experts::kDown;
   const LinearParams& p = params.linear;
   const PackedMatrix& m = p.matrix;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
-  const int warp = thread / 32;
+  // The same in all lanes, which the compiler cannot know of a quotient.
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
   const int column_warps = kStream ? 1 : params.column_warps;
   const int warps = column_warps * params.row_warps;  // that multiply
   const int row_warp = kStream ? warp : Quotient(warp, params.column_warps_reciprocal);
   const int column_warp = kStream ? 0 : warp - row_warp * column_warps;
   const bool multiplies = warp < warps;
-  const bool has_norm = p.norm_weight != nullptr;
+  const bool prepares = warp < params.preparing_warps;
+  const bool has_norm = kNormalizes && p.norm_weight != nullptr;
   const int spans = kExperts == Experts::kDown ? params.spans_of_block : params.spans;
 
   const float* input = p.input;
@@ -92,15 +103,31 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     output += static_cast<long long>(blockIdx.y) * p.output_stride;
   }
 
-  // Where the next span to load lies.
+  // Shared memory: weights [warps][held_spans], activations, their scales, 16 zeros, partial sums
+  // [warps][16], the norm's factor.
+  extern __shared__ uint4 shared[];
+  const int held = kWalk == Walk::kOnce ? params.held_spans : kRingSpans;
+  unsigned char* weights =
+      reinterpret_cast<unsigned char*>(shared) + warp * held * kSpanBytes<F, kWide>;
+  unsigned char* activations =
+      reinterpret_cast<unsigned char*>(shared) + warps * held * kSpanBytes<F, kWide>;
+  const int columns = spans * kSpanCols;
+  const int stride = columns + kColumnPad;
+  unsigned char* zeros =
+      activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride);
+  float* largest = reinterpret_cast<float*>(zeros + 16);
+  float* partial = largest + (IsQuantized(F) ? spans * kChunks : 0);
+  float* factor = partial + (kStream ? 0 : warps * kTileRows);
+
+  // Where the next span to copy lies, and the place in the ring.
   const int first_tile = static_cast<int>(blockIdx.x) * params.row_warps + row_warp;
   const int tile_step = static_cast<int>(gridDim.x) * params.row_warps;
-  int load_tile = first_tile;
-  int load_span = column_warp;
-  WeightSpan<F, kWide> weights[kDepth];
-  const auto load_next = [&](WeightSpan<F, kWide>& to) {
+  int copy_tile = multiplies ? first_tile : m.tiles;
+  int copy_span = column_warp;
+  const auto copy_next = [&](int slot) {
+    if (copy_tile >= m.tiles || copy_span >= spans) return;
     int matrix = 0;
-    int span = load_span;
+    int span = copy_span;
     if constexpr (kExperts == Experts::kGateUp) {
       matrix = static_cast<int>(*routing);
     } else if constexpr (kExperts == Experts::kDown) {
@@ -108,85 +135,97 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       span -= choice * params.spans;
       matrix = static_cast<int>(routing[params.top_k + choice]);
     }
-    to.Load(m, matrix, load_tile * m.chunks, span * kChunks, m.chunks - 1, lane);
-    load_span += column_warps;
-    if (kStream && load_span >= spans) {
-      load_span = 0;
-      load_tile += tile_step;
+    Span::Copy(m, matrix, copy_tile * m.chunks, span * kChunks, m.chunks - 1, lane,
+               weights + slot * kSpanBytes<F, kWide>);
+    copy_span += column_warps;
+    if (kStream && copy_span >= spans) {
+      copy_span = 0;
+      copy_tile += tile_step;
     }
   };
-  const auto has_next = [&] { return load_tile < m.tiles && load_span < spans && multiplies; };
-  const auto load_first = [&] {
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      if (has_next()) load_next(weights[d]);
+  const auto copy_first = [&] {
+#pragma unroll 1
+    for (int slot = 0; slot < held; ++slot) {
+      copy_next(slot);
+      if (kWalk != Walk::kOnce) CommitCopies();
     }
   };
 
-  if constexpr (kExperts == Experts::kNone) load_first();
-  const auto load_norm = [&](int col) {
-    return has_norm && col < m.cols ? __ldg(reinterpret_cast<const float4*>(p.norm_weight + col))
-                                    : make_float4(1, 1, 1, 1);
+  if constexpr (kExperts == Experts::kNone) copy_first();
+  // This lane's columns: two here and two kSecond beyond.
+  const int first_col = thread / 16 * kChunkCols + LaneColumns<F>::First(lane);
+  constexpr int kSecond = LaneColumns<F>::kSecond;
+  const auto load_pair = [&](const float* from, int col, float otherwise) {
+    return col < m.cols ? *reinterpret_cast<const float2*>(from + col)
+                        : make_float2(otherwise, otherwise);
   };
-  float4 norm = load_norm(4 * thread);
+  float2 norm[2];
+  norm[0] = norm[1] = make_float2(1, 1);
+  const auto load_norm = [&](int col) {
+    if (!has_norm) return;
+    norm[0] = load_pair(p.norm_weight, col, 1);
+    norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
+  };
+  load_norm(first_col);
+  if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
+  // In blocks: the row that this thread finishes, if it does.
+  const int finish_tile = static_cast<int>(blockIdx.x) * params.row_warps + warp;
+  const int row =
+      LogicalRow(kEpilogue == LinearEpilogue::kSiluMul, m.rows, finish_tile, lane % kTileRows);
+  const bool finishes = !kStream && warp < params.row_warps && row < m.rows;
+  const float bias = finishes && p.bias != nullptr ? p.bias[row] : 0.0f;
+
   PdlWait();
   PdlTrigger();
-  if constexpr (kExperts != Experts::kNone) load_first();
-
-  // In blocks: this thread's row of a finished tile, if it has one.
-  const int finish_tile = static_cast<int>(blockIdx.x) * params.row_warps + thread / kTileRows;
-  const int in_tile = thread % kTileRows;
-  const int row = LogicalRow(kEpilogue == LinearEpilogue::kSiluMul, m.rows, finish_tile, in_tile);
-  const bool finishes = thread / kTileRows < params.row_warps && row < m.rows;
+  if constexpr (kExperts != Experts::kNone) copy_first();
   float old = 0;
   if constexpr (!kStream && kEpilogue == LinearEpilogue::kAdd) {
     if (finishes) old = output[row];
   }
-
-  // Shared memory: activations and their scales, partial sums [warps][16], the norm's factor.
-  extern __shared__ uint4 shared[];
-  unsigned char* activations = reinterpret_cast<unsigned char*>(shared);
-  const int columns = spans * kSpanCols;
-  const int stride = columns + kColumnPad;
-  float* scales = reinterpret_cast<float*>(
-      activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride));
-  float* partial = scales + (IsQuantized(F) ? spans * kChunks : 0);
-  float* factor = partial + (kStream ? 0 : warps * kTileRows);
   if (p.input_rows != nullptr) input += static_cast<long long>(*p.input_rows) * p.input_stride;
   float squares = 0;
-  if (multiplies) {
-    const auto load_input = [&](int col) {
-      float4 x = make_float4(0, 0, 0, 0);
+  if (prepares) {
+    const int step = params.preparing_warps * 2 * kChunkCols;
+    const auto load_input = [&](int col, float2& x, float2& y) {
       if constexpr (kExperts == Experts::kDown) {
-        const int choice = Quotient(col / kSpanCols, params.spans_reciprocal);
+        const int choice =
+            min(Quotient(col / kSpanCols, params.spans_reciprocal), params.top_k - 1);
         const int from = col - choice * params.spans * kSpanCols;
-        if (choice >= params.top_k || from >= m.cols) return x;
-        x = *reinterpret_cast<const float4*>(input + choice * m.cols + from);
+        x = load_pair(input + choice * m.cols, from, 0);
+        y = load_pair(input + choice * m.cols, from + kSecond, 0);
         const float weight = routing[choice];
-        x.x *= weight, x.y *= weight, x.z *= weight, x.w *= weight;
-      } else if (col < m.cols) {
-        x = *reinterpret_cast<const float4*>(input + col);
+        x.x *= weight, x.y *= weight, y.x *= weight, y.y *= weight;
+      } else {
+        x = load_pair(input, col, 0);
+        y = load_pair(input, col + kSecond, 0);
       }
-      return x;
     };
-    const int step = warps * 128;
-    float4 x = load_input(4 * thread);
-    for (int col = 4 * thread;;) {
-      const int next = col + step;
-      const float4 next_x = load_input(next);
-      if constexpr (kExperts != Experts::kDown) {
-        x.x *= norm.x, x.y *= norm.y, x.z *= norm.z, x.w *= norm.w;
+    float2 x;
+    float2 y;
+    load_input(first_col, x, y);
+#pragma unroll 1
+    for (int col = first_col;;) {
+      float2 next_x;
+      float2 next_y;
+      load_input(col + step, next_x, next_y);
+      if constexpr (kNormalizes) {
+        x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
       }
       if constexpr (IsQuantized(F)) {
-        QuantizeActivations<F>(x, col / kChunkCols, col < columns, lane, activations, scales);
+        const int chunk = col / kChunkCols;
+        QuantizeActivations<F>(x, y, lane, col < columns,
+                               activations + chunk * kActivationBytesPerChunk, largest + chunk);
       } else if (col < columns) {
-        SplitActivations(x, reinterpret_cast<__nv_bfloat16*>(activations) + col, stride);
+        __nv_bfloat16* to = reinterpret_cast<__nv_bfloat16*>(activations) + col;
+        SplitActivations(x, to, stride);
+        SplitActivations(y, to + kSecond, stride);
       }
+      col += step;
       // The same for all of a warp, whose lanes work together.
-      if (next - 4 * lane >= columns) break;
-      col = next;
+      if (col - first_col + warp * 2 * kChunkCols >= columns) break;
+      load_norm(col);
       x = next_x;
-      norm = load_norm(next);
+      y = next_y;
     }
   } else if (has_norm) {
 #pragma unroll 4
@@ -196,7 +235,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
   }
   const auto find_factor = [&] {
-    if (multiplies || !has_norm) return;
+    if (prepares || !has_norm) return;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);
@@ -204,11 +243,17 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     if (lane == 0) *factor = rsqrtf(squares * params.inverse_cols + p.norm_eps);
   };
   if constexpr (kStream) find_factor();
+  if constexpr (kWalk == Walk::kOnce) {
+    // A warp's copies are seen by all its lanes after the barrier.
+    CommitCopies();
+    WaitForCopies<0>();
+  }
   __syncthreads();
 
   float sums[2] = {0, 0};
-  const auto multiply = [&](const WeightSpan<F, kWide>& by, int span) {
-    by.Multiply(activations, scales, stride, span, lane, m.scale_format, sums);
+  const auto multiply = [&](int slot, int span) {
+    Span::Multiply(weights + slot * kSpanBytes<F, kWide>, activations, largest, stride, zeros, span,
+                   lane, m.scale_format, sums);
   };
   const auto add_quad = [&] {
 #pragma unroll
@@ -217,47 +262,41 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
     }
   };
+  // Waits for the oldest span of the ring, and asks for another in its place.
+  const auto take = [&](int& slot, int span) {
+    WaitForCopies<kRingSpans - 1>();
+    __syncwarp();
+    multiply(slot, span);
+    __syncwarp();
+    copy_next(slot);
+    CommitCopies();
+    if (++slot == kRingSpans) slot = 0;
+  };
+  int slot = 0;
   if constexpr (kStream) {
+    if (!multiplies) return;
     const float scale = has_norm ? *factor : 1.0f;
-    int tile = multiplies ? first_tile : m.tiles;
-    int span = 0;
-    while (tile < m.tiles) {
-#pragma unroll
-      for (int d = 0; d < kDepth; ++d) {
-        if (tile >= m.tiles) break;
-        multiply(weights[d], span);
-        if (has_next()) load_next(weights[d]);
-        if (++span < spans) continue;
-        add_quad();
-        if (lane % 4 == 0) {
-          StoreRows<kEpilogue>(p, output, tile, lane / 4, 0, sums[0] * scale, sums[1] * scale,
-                               LoadOld(p, output, tile, lane / 4, 0));
-        }
-        sums[0] = sums[1] = 0;
-        span = 0;
-        tile += tile_step;
+#pragma unroll 1
+    for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
+#pragma unroll 1
+      for (int span = 0; span < spans; ++span) take(slot, span);
+      add_quad();
+      if (lane % 4 == 0) {
+        StoreRows<kEpilogue>(p, output, tile, lane / 4, 0, sums[0] * scale, sums[1] * scale,
+                             LoadOld(p, output, tile, lane / 4, 0));
       }
+      sums[0] = sums[1] = 0;
     }
     return;
   }
 
-  find_factor();
   if (multiplies) {
-    if constexpr (kWalk == Walk::kOnce) {
-#pragma unroll
-      for (int d = 0; d < kDepth; ++d) {
-        const int span = column_warp + d * column_warps;
-        if (d == 0 || span < spans) multiply(weights[d], span);
-      }
-    } else {
-      for (int span = column_warp; span < spans; span += kDepth * column_warps) {
-#pragma unroll
-        for (int d = 0; d < kDepth; ++d) {
-          const int mine = span + d * column_warps;
-          if (mine >= spans) break;
-          multiply(weights[d], mine);
-          if (has_next()) load_next(weights[d]);
-        }
+#pragma unroll 1
+    for (int span = column_warp; span < spans; span += column_warps) {
+      if constexpr (kWalk == Walk::kOnce) {
+        multiply(slot++, span);
+      } else {
+        take(slot, span);
       }
     }
     add_quad();
@@ -265,22 +304,30 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = lane % 4 == 0 ? sums[0] : sums[1];
     }
   }
+  find_factor();
   __syncthreads();
-  if (finishes) {
+  if (warp < params.row_warps) {
+    // Half a warp adds up every other column warp's sums.
     float y = 0;
-    const float* from = partial + thread / kTileRows * column_warps * kTileRows + in_tile;
-#pragma unroll 4
-    for (int w = 0; w < column_warps; ++w) y += from[w * kTileRows];
+    const float* from = partial + warp * column_warps * kTileRows + lane % kTileRows;
+    static_assert(kMostWarps == 16);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int w = 2 * i + lane / kTileRows;
+      y += w < column_warps ? from[w * kTileRows] : 0.0f;
+    }
+    y += __shfl_xor_sync(0xffffffffu, y, 16);
     if (has_norm) y *= *factor;
-    if (p.bias != nullptr) y += p.bias[row];
+    y += bias;
     if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
-      // A row of the gate and its partner are both of the matrix, or neither.
-      const float up = __shfl_xor_sync(__activemask(), y, 8);
-      if (in_tile < 8) output[row] = FastSilu(y) * up;
-    } else if constexpr (kEpilogue == LinearEpilogue::kRouter) {
-      __stcg(p.scores + row, y);
-    } else {
-      output[row] = fmaf(p.scale, y, old);
+      const float up = __shfl_xor_sync(0xffffffffu, y, 8);
+      if (finishes && lane < 8) output[row] = FastSilu(y) * up;
+    } else if (finishes && lane < kTileRows) {
+      if constexpr (kEpilogue == LinearEpilogue::kRouter) {
+        __stcg(p.scores + row, y);
+      } else {
+        output[row] = fmaf(p.scale, y, old);
+      }
     }
   }
   if constexpr (kEpilogue == LinearEpilogue::kRouter) {
@@ -299,23 +346,22 @@ struct Launcher {
   template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue>
   void Run() {
     constexpr int kChunks = kSpanChunks<F, kWide>;
-    // Spans that a warp may hold in registers.
-    constexpr int kMostDepth = kChunks * LoadsOf(F) <= 4 ? 2 : 1;
     const PackedMatrix& m = params.linear.matrix;
     params.spans = (m.chunks + kChunks - 1) / kChunks;
     params.spans_reciprocal = Reciprocal(params.spans);
     const int spans = params.spans * (kExperts == Experts::kDown ? params.top_k : 1);
     params.spans_of_block = spans;
-    // As few spans per warp as leaves all blocks on the device at once.
+    // Few spans per warp, as long as all blocks are on the device at once.
     const int tiles_per_multiprocessor =
         (m.tiles * static_cast<int>(grid_y) + multiprocessors - 1) / multiprocessors;
-    const bool deep =
-        kMostDepth > 1 && (spans > kMostWarps || spans * tiles_per_multiprocessor > kMostWarps);
-    const int depth = deep ? kMostDepth : 1;
-    params.column_warps = std::min((spans + depth - 1) / depth, kMostWarps);
+    const int spans_per_warp =
+        std::max((spans + kMostWarps - 1) / kMostWarps,
+                 std::min(2, (spans * tiles_per_multiprocessor + kMostWarps - 1) / kMostWarps));
+    params.column_warps = (spans + spans_per_warp - 1) / spans_per_warp;
     params.column_warps_reciprocal = Reciprocal(params.column_warps);
     params.row_warps =
         std::max(1, std::min(kMostWarps / params.column_warps, tiles_per_multiprocessor));
+    params.held_spans = spans_per_warp;
     const int blocks = (m.tiles + params.row_warps - 1) / params.row_warps;
     // What large models have more tiles of than fit on the device at once.
     if constexpr (kExperts == Experts::kNone && kEpilogue != LinearEpilogue::kRouter) {
@@ -326,37 +372,39 @@ struct Launcher {
         const int most = multiprocessors * kStreamBlocksPerMultiprocessor * kStreamWarps;
         const int rounds = (m.tiles + most - 1) / most;
         const int warps = (m.tiles + rounds - 1) / rounds;
-        return Start<F, kWide, kMostDepth, kExperts, kEpilogue, Walk::kStream>(
-            (warps + kStreamWarps - 1) / kStreamWarps);
+        return Start<F, kWide, kExperts, kEpilogue, Walk::kStream>((warps + kStreamWarps - 1) /
+                                                                   kStreamWarps);
       }
     }
-    if (spans > params.column_warps * depth) {
-      return Start<F, kWide, kMostDepth, kExperts, kEpilogue, Walk::kLoop>(blocks);
+    const int warps = params.column_warps * params.row_warps;
+    if (warps * spans_per_warp * kSpanBytes<F, kWide> <= kMostWeightBytes) {
+      return Start<F, kWide, kExperts, kEpilogue, Walk::kOnce>(blocks);
     }
-    if constexpr (kMostDepth > 1) {
-      if (deep) return Start<F, kWide, kMostDepth, kExperts, kEpilogue, Walk::kOnce>(blocks);
-    }
-    Start<F, kWide, 1, kExperts, kEpilogue, Walk::kOnce>(blocks);
+    Start<F, kWide, kExperts, kEpilogue, Walk::kLoop>(blocks);
   }
 
-  template <WeightFormat F, bool kWide, int kDepth, Experts kExperts, LinearEpilogue kEpilogue,
-            Walk kWalk>
+  template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
   void Start(int blocks) {
-    const auto kernel = MatvecKernel<F, kWide, kDepth, kExperts, kEpilogue, kWalk>;
+    const auto kernel = MatvecKernel<F, kWide, kExperts, kEpilogue, kWalk>;
     const int warps = params.column_warps * params.row_warps;
+    const int held = kWalk == Walk::kOnce ? params.held_spans : kRingSpans;
     const int chunks = params.spans_of_block * kSpanChunks<F, kWide>;
     const int activation_bytes = IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
                                                 : 4 * (chunks * kChunkCols + kColumnPad);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
-    const auto shared = static_cast<size_t>(activation_bytes + partial_bytes + 4);
+    const auto shared = static_cast<size_t>(warps * held * kSpanBytes<F, kWide> + activation_bytes +
+                                            16 + partial_bytes + 4);
     if (shared > 48 * 1024) {
       Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared)),
             "setting the matrix-vector kernel's shared memory");
     }
+    params.preparing_warps = std::max(
+        warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
     const int helper = params.linear.norm_weight != nullptr ? 1 : 0;
     Launch("the matrix-vector kernel", kernel, dim3(static_cast<unsigned>(blocks), grid_y),
-           dim3(static_cast<unsigned>((warps + helper) * 32)), shared, stream, params);
+           dim3(static_cast<unsigned>((params.preparing_warps + helper) * 32)), shared, stream,
+           params);
   }
 };
 

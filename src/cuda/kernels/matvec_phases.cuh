@@ -1,5 +1,5 @@
 // The parts of a matrix-vector product: activations made into tensor-core operands in shared
-// memory, and a warp's share of the matrix multiplied by them.
+// memory, and a warp's share of the matrix copied to shared memory and multiplied by them.
 //
 // Quantised weights stay integers. The 64 activations of a chunk share a scale and become 16-bit
 // integers q = 256 high + low, whose bytes are two columns of an integer mma; its eight columns
@@ -12,8 +12,9 @@
 //
 // Shared memory of activations:
 //   integers  [chunk][high, low][t][16 bytes], the bytes in the order in which the weights' formats
-//             have them, then one f32 scale per chunk
+//             have them, and one f32 per chunk, the largest magnitude
 //   bf16      [high, low][columns + kColumnPad]
+// and of a span of weights: its chunks as in memory (see packed_matrix.h), then its scales.
 #pragma once
 
 #include "cuda/kernels/linear_fragments.cuh"
@@ -35,6 +36,11 @@ template <WeightFormat F, bool kWide>
 constexpr int kSpanChunks = !IsQuantized(F) ? 1
                             : kWide         ? 2
                                             : 4;
+template <WeightFormat F, bool kWide>
+constexpr int kSpanDataBytes = kSpanChunks<F, kWide>* LoadsOf(F) * 512;
+template <WeightFormat F, bool kWide>
+constexpr int kSpanBytes = kSpanDataBytes<F, kWide> +
+                           (IsQuantized(F) ? kSpanChunks<F, kWide> * (kWide ? 256 : 64) : 0);
 
 // silu to within a few units of f32's last place.
 __device__ __forceinline__ float FastSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
@@ -46,12 +52,23 @@ __device__ __forceinline__ float MaxOrNan(float a, float b) {
   return result;
 }
 
-// Four activations of each of a warp's lanes; lanes 0..15 and 16..31 have a chunk each, beginning
-// at `chunk`, of which those with `store` are kept.
+// The first two of the four columns that a lane of the 16 of a chunk prepares, and the distance of
+// the other two: so that the four make one word of the weights' order.
 template <WeightFormat F>
-__device__ __forceinline__ void QuantizeActivations(float4 x, int chunk, bool store, int lane,
-                                                    unsigned char* activations, float* scales) {
-  float largest = MaxOrNan(MaxOrNan(fabsf(x.x), fabsf(x.y)), MaxOrNan(fabsf(x.z), fabsf(x.w)));
+struct LaneColumns {
+  static constexpr int kSecond = F == WeightFormat::kQ4 ? 4 : 2;
+  __device__ static __forceinline__ int First(int lane) {
+    const int part = lane % 16;
+    return F == WeightFormat::kQ4 ? part / 2 * 8 + part % 2 * 2 : part * 4;
+  }
+};
+
+// Those four activations of each of a warp's lanes; lanes 0..15 and 16..31 have a chunk each. `to`
+// is the chunk's place, into which nothing is written unless `store`.
+template <WeightFormat F>
+__device__ __forceinline__ void QuantizeActivations(float2 x, float2 y, int lane, bool store,
+                                                    unsigned char* to, float* scale) {
+  float largest = MaxOrNan(MaxOrNan(fabsf(x.x), fabsf(x.y)), MaxOrNan(fabsf(y.x), fabsf(y.y)));
 #pragma unroll
   for (int offset = 8; offset > 0; offset /= 2) {
     largest = MaxOrNan(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
@@ -60,59 +77,33 @@ __device__ __forceinline__ void QuantizeActivations(float4 x, int chunk, bool st
   float multiplier;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(multiplier) : "f"(largest));
   multiplier *= kLargestQuantized;
-  // 1.5 * 2^23 + q has q in its lower bits.
-  constexpr float kRound = 12582912.0f;
-  const unsigned q[4] = {__float_as_uint(fmaf(x.x, multiplier, kRound)),
-                         __float_as_uint(fmaf(x.y, multiplier, kRound)),
-                         __float_as_uint(fmaf(x.z, multiplier, kRound)),
-                         __float_as_uint(fmaf(x.w, multiplier, kRound))};
-  // Byte 1 of q + 128 is the high byte, byte 0 of q the low one, as signed numbers.
-  // low_i, low_j, high_i, high_j of a pair:
-  const auto pack = [&](int i, int j) {
-    const unsigned low = __byte_perm(q[i], q[j], 0x0040u);
-    const unsigned high = __byte_perm(q[i] + 128, q[j] + 128, 0x0051u);
-    return __byte_perm(low, high, 0x5410u);
-  };
-  const unsigned first = pack(0, 1);
-  const unsigned second = pack(2, 3);
-  const int part = lane % 16;
-  const int h = part / 8;
-  const int t = part % 8 / 2;
-  const bool odd = part % 2 != 0;
-  unsigned low;
-  unsigned high;
-  int word;
-  if constexpr (F == WeightFormat::kQ4) {
-    // Columns 0, 4, 1, 5 of a run of eight are one word and 2, 6, 3, 7 another: even lanes have 0
-    // to 3 and make the first, odd ones have 4 to 7.
-    const unsigned kept = odd ? second : first;
-    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
-    const unsigned a = odd ? other : kept;
-    const unsigned b = odd ? kept : other;
-    low = __byte_perm(a, b, 0x5140u);
-    high = __byte_perm(a, b, 0x7362u);
-    word = 2 * odd + h;
-  } else {
-    low = __byte_perm(first, second, 0x5410u);
-    high = __byte_perm(first, second, 0x7632u);
-    word = 2 * h + odd;
-  }
+  // 1.5 * 2^23 + 128 + q has q + 128 in its lower bits: byte 1 is the high byte, and byte 0 the low
+  // one with its sign bit flipped.
+  constexpr float kRound = 12582912.0f + 128.0f;
+  const unsigned q0 = __float_as_uint(fmaf(x.x, multiplier, kRound));
+  const unsigned q1 = __float_as_uint(fmaf(x.y, multiplier, kRound));
+  const unsigned q2 = __float_as_uint(fmaf(y.x, multiplier, kRound));
+  const unsigned q3 = __float_as_uint(fmaf(y.y, multiplier, kRound));
+  // Columns 0, 4, 1, 5 of a run of eight are one word of 4-bit weights and 2, 6, 3, 7 another;
+  // 8-bit ones are in order.
+  constexpr bool kQ4 = F == WeightFormat::kQ4;
+  const unsigned first = kQ4 ? __byte_perm(q0, q2, 0x5140u) : __byte_perm(q0, q1, 0x5140u);
+  const unsigned second = kQ4 ? __byte_perm(q1, q3, 0x5140u) : __byte_perm(q2, q3, 0x5140u);
   if (!store) return;
-  unsigned char* to = activations + chunk * kActivationBytesPerChunk + 16 * t + 4 * word;
-  *reinterpret_cast<unsigned*>(to) = high;
-  *reinterpret_cast<unsigned*>(to + kChunkCols) = low;
-  if (part == 0) scales[chunk] = largest * (1.0f / kLargestQuantized);
+  const int part = lane % 16;
+  const int word = kQ4 ? part % 2 * 2 + part / 8 : part / 8 * 2 + part % 2;
+  to += part % 8 / 2 * 16 + word * 4;
+  *reinterpret_cast<unsigned*>(to) = __byte_perm(first, second, 0x7632u);
+  *reinterpret_cast<unsigned*>(to + kChunkCols) = __byte_perm(first, second, 0x5410u) ^ 0x80808080u;
+  if (part == 0) *scale = largest;
 }
 
-// Four activations as bf16 numbers and what is left of them, at `columns` and `stride` beyond.
-__device__ __forceinline__ void SplitActivations(float4 x, __nv_bfloat16* columns, int stride) {
-  const uint2 high = make_uint2(PackBf16(x.x, x.y), PackBf16(x.z, x.w));
-  x.x -= __uint_as_float(high.x << 16);
-  x.y -= __uint_as_float(high.x & 0xffff0000u);
-  x.z -= __uint_as_float(high.y << 16);
-  x.w -= __uint_as_float(high.y & 0xffff0000u);
-  *reinterpret_cast<uint2*>(columns) = high;
-  *reinterpret_cast<uint2*>(columns + stride) = make_uint2(PackBf16(x.x, x.y), PackBf16(x.z, x.w));
+// Two activations as bf16 numbers and what is left of them, at `to` and `stride` beyond.
+__device__ __forceinline__ void SplitActivations(float2 x, __nv_bfloat16* to, int stride) {
+  const unsigned high = PackBf16(x.x, x.y);
+  *reinterpret_cast<unsigned*>(to) = high;
+  *reinterpret_cast<unsigned*>(to + stride) =
+      PackBf16(x.x - __uint_as_float(high << 16), x.y - __uint_as_float(high & 0xffff0000u));
 }
 
 __device__ __forceinline__ void MmaInteger(int (&c)[4], unsigned a0, unsigned a1, unsigned a2,
@@ -124,51 +115,63 @@ __device__ __forceinline__ void MmaInteger(int (&c)[4], unsigned a0, unsigned a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// A span of a tile's chunks in registers.
+// Copies of 16 bytes from global to shared memory that a thread does not wait for.
+__device__ __forceinline__ void CopyAsync(void* to, const void* from) {
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Returns when all but the latest kLeft groups of this thread have arrived.
+template <int kLeft>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+// A span: chunks first, first + 1, ... of a tile, of which there are no more than last + 1; those
+// beyond repeat the last, and their activations are zeros.
 template <WeightFormat F, bool kWide>
 struct WeightSpan {
   static constexpr int kChunks = kSpanChunks<F, kWide>;
   static constexpr int kLoads = LoadsOf(F);
-  uint4 raw[kChunks][kLoads];
-  uint2 scales[2];  // rows g and g + 8, the t-th group; compact ones in x
 
-  // Chunks first, first + 1, ... of a tile, of which there are no more than last + 1; those beyond
-  // repeat the last, and their activations are zeros. `place` is tile * chunks of `matrix`.
-  __device__ __forceinline__ void Load(const PackedMatrix& m, int matrix, int place, int first,
-                                       int last, int lane) {
+  // `place` is tile * chunks of matrix number `matrix`.
+  __device__ static __forceinline__ void Copy(const PackedMatrix& m, int matrix, int place,
+                                              int first, int last, int lane, unsigned char* to) {
     const uint4* data = m.data + matrix * m.data_stride + lane;
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
       const uint4* from =
           data + static_cast<long long>(place + min(first + j, last)) * (kLoads * 32);
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) raw[j][i] = __ldcs(from + i * 32);
+      for (int i = 0; i < kLoads; ++i) {
+        CopyAsync(to + ((j * kLoads + i) * 32 + lane) * 16, from + i * 32);
+      }
     }
     if constexpr (IsQuantized(F)) {
-      const int g = lane / 4;
-      const int t = lane % 4;
+      // Lanes per chunk.
+      constexpr int kLanes = kWide ? 16 : 4;
       const unsigned char* from =
           static_cast<const unsigned char*>(m.scales) + matrix * m.scales_stride;
-      const long long chunk = place + min(first + (kWide ? t / 2 : t), last);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if constexpr (kWide) {
-          scales[r] = __ldcs(reinterpret_cast<const uint2*>(from) +
-                             (chunk * 2 + t % 2) * kTileRows + g + 8 * r);
-        } else {
-          scales[r].x =
-              __ldcs(reinterpret_cast<const unsigned*>(from) + chunk * kTileRows + g + 8 * r);
-        }
+      const int chunk = place + min(first + lane / kLanes, last);
+      if (lane < kChunks * kLanes) {
+        CopyAsync(to + kSpanDataBytes<F, kWide> + lane * 16,
+                  from + (static_cast<long long>(chunk) * kLanes + lane % kLanes) * 16);
       }
     }
   }
 
   // sums[r] += this lane's share of row g + 8 r; the shares of the lanes of a quad add up to it.
-  __device__ __forceinline__ void Multiply(const unsigned char* activations,
-                                           const float* activation_scales, int stride, int span,
-                                           int lane, ScaleFormat format, float (&sums)[2]) const {
+  // `zeros` points to 16 bytes of zeros.
+  __device__ static __forceinline__ void Multiply(const unsigned char* weights,
+                                                  const unsigned char* activations,
+                                                  const float* largest, int stride,
+                                                  const unsigned char* zeros, int span, int lane,
+                                                  ScaleFormat format, float (&sums)[2]) {
     const int g = lane / 4;
     const int t = lane % 4;
+    const uint4* data = reinterpret_cast<const uint4*>(weights) + lane;
     if constexpr (!IsQuantized(F)) {
       unsigned b[4][2] = {};
       if (g < 2) {
@@ -180,11 +183,14 @@ struct WeightSpan {
         b[0][0] = first.x, b[0][1] = first.y, b[1][0] = first.z, b[1][1] = first.w;
         b[2][0] = second.x, b[2][1] = second.y, b[3][0] = second.z, b[3][1] = second.w;
       }
+      uint4 raw[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) raw[i] = data[i * 32];
       float acc[4] = {};
 #pragma unroll
       for (int part = 0; part < Fragment<F>::kParts; ++part) {
         unsigned a[4][4];
-        Fragment<F>::template Expand<false>(raw[0], part, a);
+        Fragment<F>::template Expand<false>(raw, part, a);
 #pragma unroll
         for (int i = 0; i < 4; ++i) Mma(acc, a[i], b[i]);
       }
@@ -193,66 +199,79 @@ struct WeightSpan {
     } else {
       // This lane's column g: part g % 2 of group g / 2.
       const int own_chunk = kWide ? g / 4 : g / 2;
-      uint4 own = *reinterpret_cast<const uint4*>(
-          activations + (span * kChunks + own_chunk) * kActivationBytesPerChunk +
-          g % 2 * kChunkCols + 16 * t);
-      if constexpr (kWide) {
-        // Only a half of the chunk: see packed_matrix.h for which words are which half's.
-        const bool upper = g / 2 % 2 != 0;
-        if (F == WeightFormat::kQ4) {
-          (upper ? own.x : own.y) = 0;
-          (upper ? own.z : own.w) = 0;
-        } else {
-          (upper ? own.x : own.z) = 0;
-          (upper ? own.y : own.w) = 0;
+      const unsigned char* own = activations +
+                                 (span * kChunks + own_chunk) * kActivationBytesPerChunk +
+                                 g % 2 * kChunkCols + 16 * t;
+      // Where scales are one per half a chunk, only a half: see packed_matrix.h for which words are
+      // which half's.
+      const bool upper = g / 2 % 2 != 0;
+      const auto half = [&](uint4 b) {
+        if constexpr (kWide) {
+          if (F == WeightFormat::kQ4) {
+            (upper ? b.x : b.y) = 0;
+            (upper ? b.z : b.w) = 0;
+          } else {
+            (upper ? b.x : b.z) = 0;
+            (upper ? b.y : b.w) = 0;
+          }
         }
-      }
+        return b;
+      };
       int ones[4] = {};
-      constexpr unsigned kOnes = 0x01010101u;
-      MmaInteger(ones, kOnes, kOnes, kOnes, kOnes, own.x, own.y);
-      MmaInteger(ones, kOnes, kOnes, kOnes, kOnes, own.z, own.w);
       int low[4] = {};
       int high[4] = {};
+      {
+        constexpr unsigned kOnes = 0x01010101u;
+        const uint4 b = half(*reinterpret_cast<const uint4*>(own));
+        MmaInteger(ones, kOnes, kOnes, kOnes, kOnes, b.x, b.y);
+        MmaInteger(ones, kOnes, kOnes, kOnes, kOnes, b.z, b.w);
+      }
 #pragma unroll
       for (int j = 0; j < kChunks; ++j) {
-        const bool mine = own_chunk == j;
-        const uint4 b = mine ? own : make_uint4(0, 0, 0, 0);
+        const uint4 b = half(*reinterpret_cast<const uint4*>(own_chunk == j ? own : zeros));
         if constexpr (F == WeightFormat::kQ4) {
           constexpr unsigned kLow = 0x0f0f0f0fu;
           constexpr unsigned kHigh = 0xf0f0f0f0u;
-          const uint4& w = raw[j][0];
+          const uint4 w = data[j * 32];
           MmaInteger(low, w.x & kLow, w.y & kLow, w.z & kLow, w.w & kLow, b.x, b.y);
           MmaInteger(high, w.x & kHigh, w.y & kHigh, w.z & kHigh, w.w & kHigh, b.z, b.w);
         } else {
-          MmaInteger(low, raw[j][0].x, raw[j][0].y, raw[j][0].z, raw[j][0].w, b.x, b.y);
-          MmaInteger(high, raw[j][1].x, raw[j][1].y, raw[j][1].z, raw[j][1].w, b.z, b.w);
+          const uint4 w = data[j * 64];
+          const uint4 v = data[j * 64 + 32];
+          MmaInteger(low, w.x, w.y, w.z, w.w, b.x, b.y);
+          MmaInteger(high, v.x, v.y, v.z, v.w, b.z, b.w);
         }
       }
-      const float activation_scale = activation_scales[span * kChunks + (kWide ? t / 2 : t)];
-      const float sum = static_cast<float>(ones[0] * 256 + ones[1]);
+      // The upper four bits of a byte are sixteen times their value: everything is times sixteen.
+      constexpr int kTimes = F == WeightFormat::kQ4 ? 16 : 1;
+      const float unit = largest[span * kChunks + (kWide ? t / 2 : t)] *
+                         (1.0f / (kLargestQuantized * static_cast<float>(kTimes)));
+      const float sum = static_cast<float>(ones[0] * (256 * kTimes) + ones[1] * kTimes);
+      const unsigned char* scales = weights + kSpanDataBytes<F, kWide>;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        // The upper four bits of a byte are sixteen times their value.
-        constexpr bool kQ4 = F == WeightFormat::kQ4;
-        const int whole = kQ4 ? low[2 * r] * 16 + high[2 * r] : low[2 * r] + high[2 * r];
-        const int rest =
-            kQ4 ? low[2 * r + 1] * 16 + high[2 * r + 1] : low[2 * r + 1] + high[2 * r + 1];
-        const float product = static_cast<float>(whole * 256 + rest) * (kQ4 ? 0.0625f : 1.0f);
-        const float2 pair = ScaleAndBias(scales[r], format);
-        sums[r] = fmaf(activation_scale, fmaf(pair.x, product, pair.y * sum), sums[r]);
+        const int whole = low[2 * r] * kTimes + high[2 * r];
+        const int rest = low[2 * r + 1] * kTimes + high[2 * r + 1];
+        const float product = static_cast<float>(whole * 256 + rest);
+        const float2 pair = ScaleAndBias(scales, t * kTileRows + g + 8 * r, format);
+        sums[r] = fmaf(unit, fmaf(pair.x, product, pair.y * sum), sums[r]);
       }
     }
   }
 
  private:
-  __device__ static __forceinline__ float2 ScaleAndBias(uint2 words, ScaleFormat format) {
-    if constexpr (kWide) return make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
-    const unsigned pair = words.x;
-    if (format == ScaleFormat::kCompactBf16) {
-      return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+  __device__ static __forceinline__ float2 ScaleAndBias(const unsigned char* scales, int index,
+                                                        ScaleFormat format) {
+    if constexpr (kWide) {
+      return reinterpret_cast<const float2*>(scales)[index];
+    } else {
+      const unsigned pair = reinterpret_cast<const unsigned*>(scales)[index];
+      if (format == ScaleFormat::kCompactBf16) {
+        return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+      }
+      return make_float2(__half2float(__ushort_as_half(static_cast<unsigned short>(pair))),
+                         __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16))));
     }
-    return make_float2(__half2float(__ushort_as_half(static_cast<unsigned short>(pair))),
-                       __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16))));
   }
 };
 
