@@ -457,8 +457,12 @@ class CudaExecutor : public Executor {
     params.output_stride = Stride(op.output);
     params.partial = partial_;
     params.arrivals = counters_.as<unsigned>();
-    LaunchKvAppend(params, stream_.get());
-    LaunchAttention(params, stream_.get());
+    if (slice_.most_tokens == 1) {
+      LaunchAttentionStep(params, stream_.get());
+    } else {
+      LaunchKvAppend(params, stream_.get());
+      LaunchAttention(params, stream_.get());
+    }
   }
 
   void Launch(const RouterOp& op) {
