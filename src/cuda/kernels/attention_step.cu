@@ -25,6 +25,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/attention_step.h"
+#include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/launch.cuh"
 
 namespace adder::cuda {
@@ -84,28 +85,6 @@ __device__ __forceinline__ float2 Rotation(const AttentionParams& p, int positio
   float2 rotation;
   sincospif(2.0f * static_cast<float>(turns - rint(turns)), &rotation.x, &rotation.y);
   return rotation;
-}
-
-// ---- clusters, which devices before compute capability 9.0 lack: there a cluster is one block
-
-__device__ __forceinline__ void ClusterArrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void ClusterWait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// Writes where `to` lies in the shared memory of the cluster's first block.
-__device__ __forceinline__ void StoreInFirst(float* to, float2 x) {
-#if __CUDA_ARCH__ >= 900
-  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("mapa.shared::cluster.u32 %0, %0, 0;" : "+r"(address));
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x.x), "f"(x.y)
-               : "memory");
-#endif
 }
 
 // ---- results of some positions: per head [largest, sum, values[head_dim]], scores being
@@ -431,8 +410,10 @@ __global__ void __launch_bounds__(kThreads)
       return;
     }
     float* to = of_blocks + rank * heads_stride + h * stride;
-    if (d == 0) StoreInFirst(to, make_float2(merged.largest, merged.sum));
-    StoreInFirst(to + 2 + d, merged.values);
+    if (d == 0) {
+      StoreInFirst(reinterpret_cast<float2*>(to), make_float2(merged.largest, merged.sum));
+    }
+    StoreInFirst(reinterpret_cast<float2*>(to + 2 + d), merged.values);
   });
   if (cluster > 1) {
     ClusterArrive();

@@ -216,8 +216,6 @@ void TimeSample(const char* kind, int vocab, int batch, float temperature, int t
   const DeviceArray<SequenceRun> runs(rows);
   const DeviceArray<int> tokens(rows);
   const PinnedMemory chosen(kOutputSteps * rows * sizeof(int));
-  const DeviceArray<float2> best(rows * kMaxSampleBlocks);
-  const DeviceArray<unsigned> arrivals(rows);
   SampleParams p;
   p.stride = vocab;
   p.vocab = vocab;
@@ -228,8 +226,6 @@ void TimeSample(const char* kind, int vocab, int batch, float temperature, int t
   p.tokens = tokens.data();
   p.output = chosen.as<int>();
   p.output_stride = batch;
-  p.best = best.data();
-  p.arrivals = arrivals.data();
   const Stream stream;
   Time(name, static_cast<double>(4 * floats), stream, [&](int i) {
     SampleParams of_step = p;

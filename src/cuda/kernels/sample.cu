@@ -1,15 +1,15 @@
-// Sampling: penalty and maximum by many blocks per row, the choice by the last of them to finish.
+// Sampling: penalty and maximum by a cluster of blocks per row, the choice by its first block.
 //
-// A block owns one row and a slice of the vocabulary in the first part; the last block to arrive
-// owns the whole row. Greedy rows are done then. Others: with a top_k the candidates are selected
-// by four passes over eight bits of their order, ranked in shared memory and drawn in that order,
-// as the host's sampler does; otherwise a threshold is selected by the same passes over
+// A block owns a slice of the row in the first part: it applies the penalty in place, and each of
+// its warps pushes the slice's largest logit into the first block's shared memory. The first block
+// owns the whole row after that. Greedy rows are done then. Others: with a top_k the candidates are
+// selected by four passes over eight bits of their order, ranked in shared memory and drawn in that
+// order, as the host's sampler does; otherwise a threshold is selected by the same passes over
 // probability, and the draw runs over what is above it in order of id. Sums that decide are
 // integers (2^-40 of the largest probability), so a choice is a function of logits and seed.
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
+#include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/sample.h"
 
@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
+constexpr int kCluster = 8;  // blocks of a row
 constexpr int kBins = 256;
 using Weight = unsigned long long;  // of 2^40
 
@@ -48,7 +49,7 @@ struct Shared {
   Weight passed;   // their weight
   int chosen;
   unsigned gathered;
-  bool last;
+  unsigned long long best[kCluster * kWarps];  // RankKey; in the first block
 };
 
 __device__ Weight BlockSum(Weight value, Shared& shared) {
@@ -250,94 +251,86 @@ __device__ int DrawByThreshold(const Row& row, const SamplingRow& sampling, doub
   return shared.chosen;
 }
 
+// Penalises what the history's last tokens have in the slice, each once. seen: a bit per logit.
+__device__ void ApplyPenalty(const SamplingRow& sampling, const int* history, float* logits,
+                             int begin, int end, unsigned* seen) {
+  for (int i = threadIdx.x; i < (end - begin + 31) / 32; i += kThreads) seen[i] = 0;
+  __syncthreads();
+  const auto window =
+      min(static_cast<unsigned long long>(sampling.repeat_window), sampling.history_count);
+  for (unsigned long long i = threadIdx.x; i < window; i += kThreads) {
+    const int token = history[(sampling.history_count - 1 - i) % kHistoryTokens];
+    if (token < begin || token >= end) continue;
+    const unsigned bit = 1u << ((token - begin) % 32);
+    if (atomicOr(&seen[(token - begin) / 32], bit) & bit) continue;
+    const float logit = logits[token];
+    logits[token] = logit > 0 ? logit / sampling.repeat_penalty : logit * sampling.repeat_penalty;
+  }
+  // The first block reads them all.
+  __threadfence();
+  __syncthreads();
+}
+
 __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__ SampleParams p) {
   __shared__ Shared shared;
-  extern __shared__ unsigned penalised[];  // bits of the slice
-  __shared__ float2 warp_best[kWarps];
+  extern __shared__ unsigned seen[];
+  ClusterArrive();
+  const int row_index = static_cast<int>(blockIdx.y);
+  const SamplingRow sampling = p.sampling[row_index];
+  const int position = p.runs[row_index].position;
+  float* logits = p.logits + static_cast<long long>(row_index) * p.stride;
+  const int quarter = (p.vocab + 3) / 4;  // float4s of a row
+  const int slice = (quarter + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int begin = static_cast<int>(blockIdx.x) * slice;
+  const int end = min(quarter, begin + slice);
   PdlWait();
   PdlTrigger();
-  const int row_index = static_cast<int>(blockIdx.y);
-  SamplingRow& sampling = p.sampling[row_index];
-  if (sampling.active == 0) return;
-  float* logits = p.logits + static_cast<long long>(row_index) * p.stride;
-  const int slice = (p.vocab + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int begin = min(p.vocab, static_cast<int>(blockIdx.x) * slice);
-  const int end = min(p.vocab, begin + slice);
-  const bool penalty = sampling.repeat_penalty != 1.0f;
-  if (penalty) {
-    for (int i = threadIdx.x; i < (slice + 31) / 32; i += kThreads) penalised[i] = 0;
-    __syncthreads();
-    const auto window =
-        min(static_cast<unsigned long long>(sampling.repeat_window), sampling.history_count);
-    const int* history = p.history + static_cast<long long>(row_index) * kHistoryTokens;
-    for (unsigned long long i = threadIdx.x; i < window; i += kThreads) {
-      const int token = history[(sampling.history_count - 1 - i) % kHistoryTokens];
-      if (token >= begin && token < end) {
-        atomicOr(&penalised[(token - begin) / 32], 1u << ((token - begin) % 32));
+  if (sampling.active != 0 && sampling.repeat_penalty != 1.0f) {
+    ApplyPenalty(sampling, p.history + static_cast<long long>(row_index) * kHistoryTokens, logits,
+                 4 * begin, min(p.vocab, 4 * end), seen);
+  }
+  // Largest logit and its lowest index. What is not a number ranks above everything.
+  float best = -INFINITY;
+  int best_index = p.vocab;
+  bool broken = false;
+#pragma unroll 4
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
+    const float4 four = reinterpret_cast<const float4*>(logits)[i];
+    const float each[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (4 * i + j >= p.vocab) break;
+      broken = broken || isnan(each[j]);
+      if (each[j] > best) {
+        best = each[j];
+        best_index = 4 * i + j;
       }
     }
-    __syncthreads();
   }
-  // Largest logit and its lowest index; a logit that is not a number makes the maximum so too.
-  float best = -INFINITY;
-  int best_index = 0x7fffffff;
-  bool broken = false;
-  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
-    float logit = logits[i];
-    if (penalty && penalised[(i - begin) / 32] >> ((i - begin) % 32) & 1u) {
-      logit = logit > 0 ? logit / sampling.repeat_penalty : logit * sampling.repeat_penalty;
-      logits[i] = logit;
-    }
-    broken = broken || isnan(logit);
-    if (logit > best) {
-      best = logit;
-      best_index = i;
-    }
-  }
-  const auto merge = [&](float other, int other_index) {
-    if (other > best || (other == best && other_index < best_index)) {
-      best = other;
-      best_index = other_index;
-    }
-  };
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const float other = __shfl_xor_sync(0xffffffffu, best, offset);
-    const int other_index = __shfl_xor_sync(0xffffffffu, best_index, offset);
-    merge(other, other_index);
-  }
+  const unsigned order = broken ? ~0u : OrderOf(best);
+  const unsigned largest = __reduce_max_sync(0xffffffffu, order);
+  const unsigned lowest = __reduce_min_sync(0xffffffffu, order == largest ? best_index : ~0u);
+  ClusterWait();
   if (threadIdx.x % 32 == 0) {
-    warp_best[threadIdx.x / 32] = make_float2(best, __int_as_float(best_index));
+    StoreInFirst(&shared.best[blockIdx.x * kWarps + threadIdx.x / 32],
+                 static_cast<unsigned long long>(largest) << 32 | (0xffffffffu - lowest));
   }
-  broken = __syncthreads_or(broken);
-  float2* all_best = p.best + static_cast<long long>(row_index) * kMaxSampleBlocks;
-  if (threadIdx.x == 0) {
-    for (int w = 1; w < kWarps; ++w) merge(warp_best[w].x, __float_as_int(warp_best[w].y));
-    const float reported = broken ? NAN : best;
-    __stcg(&all_best[blockIdx.x], make_float2(reported, __int_as_float(best_index)));
-    __threadfence();
-    shared.last = atomicAdd(&p.arrivals[row_index], 1u) + 1 == gridDim.x;
-    if (shared.last) p.arrivals[row_index] = 0;
+  ClusterArrive();
+  ClusterWait();
+  if (blockIdx.x != 0 || sampling.active == 0) return;
+  unsigned long long key = 0;
+  for (unsigned i = threadIdx.x % 32; i < gridDim.x * kWarps; i += 32) {
+    key = max(key, shared.best[i]);
   }
-  __syncthreads();
-  if (!shared.last) return;
-  __threadfence();
-  best = -INFINITY;
-  best_index = 0x7fffffff;
-  broken = false;
-  for (int b = static_cast<int>(threadIdx.x % 32); b < static_cast<int>(gridDim.x); b += 32) {
-    const float2 of_block = __ldcg(&all_best[b]);
-    broken = broken || isnan(of_block.x);
-    merge(of_block.x, __float_as_int(of_block.y));
-  }
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const float other = __shfl_xor_sync(0xffffffffu, best, offset);
-    const int other_index = __shfl_xor_sync(0xffffffffu, best_index, offset);
-    merge(other, other_index);
-  }
-  broken = __any_sync(0xffffffffu, broken) || isinf(best);
-  int chosen = best_index;
+  const unsigned top = __reduce_max_sync(0xffffffffu, static_cast<unsigned>(key >> 32));
+  const unsigned rest = __reduce_max_sync(
+      0xffffffffu, static_cast<unsigned>(key >> 32) == top ? static_cast<unsigned>(key) : 0u);
+  key = static_cast<unsigned long long>(top) << 32 | rest;
+  const float chosen_logit = LogitOf(key);
+  broken = isnan(chosen_logit) || isinf(chosen_logit);
+  int chosen = IdOf(key);
   if (!broken && sampling.temperature > 0) {
-    const Row row = {logits, p.vocab, best, sampling.temperature, sampling.min_p};
+    const Row row = {logits, p.vocab, chosen_logit, sampling.temperature, sampling.min_p};
     const double uniform = Uniform(sampling.seed, sampling.draws);
     chosen = sampling.top_k > 0 ? DrawRanked(row, sampling, uniform, shared)
                                 : DrawByThreshold(row, sampling, uniform, shared);
@@ -348,22 +341,22 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__
   p.tokens[row_index] = broken ? 0 : chosen;
   p.history[static_cast<long long>(row_index) * kHistoryTokens +
             sampling.history_count % kHistoryTokens] = broken ? 0 : chosen;
-  ++sampling.history_count;
-  ++sampling.steps;
-  if (sampling.temperature > 0) ++sampling.draws;
-  ++p.runs[row_index].position;
+  p.runs[row_index].position = position + 1;
+  SamplingRow& progress = p.sampling[row_index];
+  progress.history_count = sampling.history_count + 1;
+  progress.steps = sampling.steps + 1;
+  if (sampling.temperature > 0) progress.draws = sampling.draws + 1;
 }
 
 }  // namespace
 
 void LaunchSample(const SampleParams& params, cudaStream_t stream) {
-  // A few thousand logits per block; with many rows there are enough blocks anyway.
-  const int blocks =
-      std::clamp(params.vocab / (params.rows >= 16 ? 8192 : 2048), 1, kMaxSampleBlocks);
-  const int slice = (params.vocab + blocks - 1) / blocks;
-  Launch("the sampling kernel", SampleKernel,
-         dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.rows)), dim3(kThreads),
-         static_cast<size_t>((slice + 31) / 32) * sizeof(unsigned), stream, params);
+  const int cluster = DeviceHasClusters() ? kCluster : 1;
+  const int slice = 4 * (((params.vocab + 3) / 4 + cluster - 1) / cluster);
+  LaunchClusters("the sampling kernel", SampleKernel,
+                 dim3(static_cast<unsigned>(cluster), static_cast<unsigned>(params.rows)),
+                 dim3(kThreads), dim3(static_cast<unsigned>(cluster)),
+                 static_cast<size_t>((slice + 31) / 32) * sizeof(unsigned), stream, params);
 }
 
 }  // namespace adder::cuda
