@@ -1,8 +1,9 @@
-// Blocks of a cluster that leave results in the shared memory of their first.
+// Blocks of a cluster that use each other's shared memory.
 //
 // Devices before compute capability 9.0 lack clusters: there a cluster is one block, and all of
 // this means the block itself. A block may be written to as soon as it has begun, so every block
-// calls ClusterArrive when it begins and ClusterWait before its first StoreInFirst.
+// calls ClusterArrive when it begins and ClusterWait before it first uses
+// another's memory.
 #pragma once
 
 #include <cstring>
@@ -23,18 +24,67 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
+// Where `local` lies in the shared memory of the cluster's block `rank`.
+__device__ __forceinline__ unsigned RemoteAddress(const void* local, unsigned rank) {
+  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(local));
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+#endif
+  return address;
+}
+
 // Writes 8 bytes where `to` lies in the shared memory of the cluster's first block.
 template <class T>
 __device__ __forceinline__ void StoreInFirst(T* to, T value) {
   static_assert(sizeof(T) == 8);
 #if __CUDA_ARCH__ >= 900
-  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   long long bits;
   memcpy(&bits, &value, sizeof(bits));
-  asm volatile("mapa.shared::cluster.u32 %0, %0, 0;" : "+r"(address));
-  asm volatile("st.shared::cluster.b64 [%0], %1;" ::"r"(address), "l"(bits) : "memory");
+  asm volatile("st.shared::cluster.b64 [%0], %1;" ::"r"(RemoteAddress(to, 0)), "l"(bits)
+               : "memory");
 #else
   *to = value;
+#endif
+}
+
+// Reads where `from` lies in the shared memory of the block `rank`, which must not have ended.
+__device__ __forceinline__ unsigned long long LoadFrom(const unsigned long long* from,
+                                                       unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  unsigned long long value;
+  asm volatile("ld.shared::cluster.u64 %0, [%1];"
+               : "=l"(value)
+               : "r"(RemoteAddress(from, rank))
+               : "memory");
+  return value;
+#else
+  return *from;
+#endif
+}
+__device__ __forceinline__ uint4 LoadFrom(const uint4* from, unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  uint4 value;
+  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(RemoteAddress(from, rank))
+               : "memory");
+  return value;
+#else
+  return *from;
+#endif
+}
+
+// atomicAdd in the first block's shared memory.
+__device__ __forceinline__ unsigned AddInFirst(unsigned* to, unsigned value) {
+#if __CUDA_ARCH__ >= 900
+  unsigned before;
+  asm volatile("atom.relaxed.cluster.shared::cluster.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(RemoteAddress(to, 0)), "r"(value)
+               : "memory");
+  return before;
+#else
+  return atomicAdd(to, value);
 #endif
 }
 

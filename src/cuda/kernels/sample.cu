@@ -1,12 +1,13 @@
-// Sampling: penalty and maximum by a cluster of blocks per row, the choice by its first block.
+// Sampling by a cluster of blocks per row.
 //
-// A block owns a slice of the row in the first part: it applies the penalty in place, and each of
-// its warps pushes the slice's largest logit into the first block's shared memory. The first block
-// owns the whole row after that. Greedy rows are done then. Others: with a top_k the candidates are
-// selected by four passes over eight bits of their order, ranked in shared memory and drawn in that
-// order, as the host's sampler does; otherwise a threshold is selected by the same passes over
-// probability, and the draw runs over what is above it in order of id. Sums that decide are
-// integers (2^-40 of the largest probability), so a choice is a function of logits and seed.
+// A block owns a slice of the row. It applies the penalty to it, and each of its warps pushes the
+// slice's largest logit into the first block's shared memory. Greedy rows are done then. Others: a
+// threshold is selected by three passes over bits of the logits' order, from histograms of the
+// blocks' slices in shared memory that every block adds up for itself. With a top_k the candidates
+// above it are pushed into the first block's shared memory, ranked there and drawn in that order,
+// as the host's sampler does; otherwise the draw runs over all that is not below the threshold, in
+// order of id. Sums that decide are integers (2^-28 of the largest probability for the threshold,
+// 2^-40 for the draw), so a choice is a function of logits and seed.
 #include <cuda_runtime.h>
 
 #include "cuda/kernels/cluster.cuh"
@@ -19,8 +20,15 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr int kCluster = 8;  // blocks of a row
-constexpr int kBins = 256;
-using Weight = unsigned long long;  // of 2^40
+constexpr unsigned kAll = 0xffffffffu;
+// Histograms: bits of the order in one pass, and a bin's sum as two words of a number to base 2^14,
+// so that a slice of 2^18 logits cannot overflow them.
+constexpr int kBinBits = 11;
+constexpr int kBins = 1 << kBinBits;
+constexpr int kBinsPerThread = kBins / kThreads;
+constexpr int kLimbBits = 14;
+static_assert(kBinsPerThread == 4, "a thread reads its bins as one vector");
+using Weight = unsigned long long;
 
 // Order of floats as unsigned numbers.
 __device__ __forceinline__ unsigned OrderOf(float x) {
@@ -40,33 +48,24 @@ __device__ __forceinline__ int IdOf(unsigned long long key) {
 }
 
 struct Shared {
-  unsigned counts[kBins];
-  Weight weights[kBins];
-  unsigned long long ranked[kMaxRankedTopK];
-  Weight sums[kWarps];
-  unsigned prefix;
-  unsigned taken;  // candidates above the bin that was chosen
-  Weight passed;   // their weight
-  int chosen;
-  unsigned gathered;
+  unsigned low[kBins];
+  unsigned high[kBins];
+  unsigned long long ranked[kMaxRankedTopK];   // RankKey; in the first block
   unsigned long long best[kCluster * kWarps];  // RankKey; in the first block
+  unsigned long long chosen;                   // in the first block
+  unsigned gathered;                           // of `ranked`; in the first block
+  Weight warp_sums[kWarps];
+  Weight block_sum;
+  unsigned bin;
+  Weight above;  // of what ranks before the bin that was chosen
+  Weight of_bin;
 };
 
-__device__ Weight BlockSum(Weight value, Shared& shared) {
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared.sums[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = 0;
-  for (int w = 0; w < kWarps; ++w) value += shared.sums[w];
-  return value;
-}
-
-// One row in the hands of one block.
+// A row in the hands of a cluster; this block's slice.
 struct Row {
-  const float* logits;
+  float* logits;
+  int begin;  // of the slice, in float4s
+  int end;
   int vocab;
   float largest;
   float temperature;
@@ -78,48 +77,148 @@ struct Row {
     const float weight = WeightOf(logit);
     return weight < least ? 0 : static_cast<Weight>(weight * 0x1p40f);
   }
+  // visit(id, logit) for the four logits of a float4.
+  template <class Visit>
+  __device__ void VisitFour(int i, float4 four, Visit visit) const {
+    const float each[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (4 * i + j < vocab) visit(4 * i + j, each[j]);
+    }
+  }
+  // visit(id, logit) for the slice, spread over the block's threads.
+  template <class Visit>
+  __device__ void ForEach(Visit visit) const {
+    constexpr int kUnroll = 4;
+    for (int base = begin + static_cast<int>(threadIdx.x); base < end; base += kUnroll * kThreads) {
+      float4 fours[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int i = min(base + u * kThreads, end - 1);
+        fours[u] = reinterpret_cast<const float4*>(logits)[i];
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (base + u * kThreads < end) VisitFour(base + u * kThreads, fours[u], visit);
+      }
+    }
+  }
+  // The same, but each thread visits a contiguous part, in order of ids and threads.
+  template <class Visit>
+  __device__ void ForEachInOrder(Visit visit) const {
+    const int part = (end - begin + kThreads - 1) / kThreads;
+    const int first = begin + static_cast<int>(threadIdx.x) * part;
+#pragma unroll 2
+    for (int i = first; i < min(end, first + part); ++i) {
+      VisitFour(i, reinterpret_cast<const float4*>(logits)[i], visit);
+    }
+  }
 };
 
-// The order (see OrderOf) of the last candidate kept: the `count`-th, or the one with which the
-// weight of all candidates reaches `enough`, whichever comes first. shared.taken and shared.passed
-// say what lies above.
-__device__ unsigned SelectThreshold(const Row& row, unsigned count, Weight enough, Shared& shared) {
-  if (threadIdx.x == 0) {
-    shared.prefix = 0;
-    shared.taken = 0;
-    shared.passed = 0;
+// The sum of `mine` over all threads before this one, in order of threads.
+struct Prefix {
+  Weight before;
+  Weight all;
+};
+__device__ Prefix BlockPrefix(Weight mine, Shared& shared) {
+  const unsigned lane = threadIdx.x % 32;
+  Weight inclusive = mine;
+  for (unsigned offset = 1; offset < 32; offset *= 2) {
+    const Weight other = __shfl_up_sync(kAll, inclusive, offset);
+    if (lane >= offset) inclusive += other;
   }
-  for (int shift = 24; shift >= 0; shift -= 8) {
+  __syncthreads();
+  if (lane == 31) shared.warp_sums[threadIdx.x / 32] = inclusive;
+  __syncthreads();
+  Prefix prefix = {inclusive - mine, 0};
+  for (unsigned w = 0; w < kWarps; ++w) {
+    const Weight sum = shared.warp_sums[w];
+    if (w < threadIdx.x / 32) prefix.before += sum;
+    prefix.all += sum;
+  }
+  return prefix;
+}
+// The same over all blocks; no block may end before the cluster's next barrier.
+__device__ Prefix ClusterPrefix(Weight mine, Shared& shared) {
+  const Prefix of_block = BlockPrefix(mine, shared);
+  if (threadIdx.x == 0) shared.block_sum = of_block.all;
+  ClusterArrive();
+  ClusterWait();
+  Prefix prefix = {of_block.before, 0};
+  for (unsigned rank = 0; rank < gridDim.x; ++rank) {
+    const Weight sum = LoadFrom(&shared.block_sum, rank);
+    if (rank < blockIdx.x) prefix.before += sum;
+    prefix.all += sum;
+  }
+  return prefix;
+}
+
+struct Threshold {
+  unsigned order = 0;  // of the last candidate kept
+  Weight above = 0;    // amount of those that rank before it
+  Weight equal = 0;    // amount of those of the same order
+};
+// The candidate with which the amount of all that rank no lower reaches `enough`; the last one when
+// nothing does. amount(logit) is below 2^(2 kLimbBits).
+template <class Amount>
+__device__ Threshold SelectThreshold(const Row& row, Weight enough, Amount amount, Shared& shared) {
+  Threshold threshold;
+#pragma unroll 1
+  for (int bits_left = 32; bits_left > 0;) {
+    const int shift = max(0, bits_left - kBinBits);
     for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
-      shared.counts[bin] = 0;
-      shared.weights[bin] = 0;
+      shared.low[bin] = 0;
+      shared.high[bin] = 0;
     }
     __syncthreads();
-    const unsigned prefix = shared.prefix;
-    for (int i = threadIdx.x; i < row.vocab; i += kThreads) {
-      const float logit = row.logits[i];
+    row.ForEach([&](int, float logit) {
       const unsigned order = OrderOf(logit);
-      if (shift < 24 && order >> (shift + 8) != prefix) continue;
-      const unsigned bin = order >> shift & 255u;
-      atomicAdd(&shared.counts[bin], 1u);
-      atomicAdd(&shared.weights[bin], static_cast<Weight>(row.WeightOf(logit) * 0x1p40f));
+      // Shifts by 32 are not defined.
+      if (bits_left < 32 && order >> bits_left != threshold.order) return;
+      const unsigned value = amount(logit);
+      const unsigned bin = order >> shift & (kBins - 1);
+      const unsigned low = value & ((1u << kLimbBits) - 1);
+      if (low != 0) atomicAdd(&shared.low[bin], low);
+      if (low != value) atomicAdd(&shared.high[bin], value >> kLimbBits);
+    });
+    ClusterArrive();
+    ClusterWait();
+    // Four bins of all blocks; the highest belong to the first thread.
+    const int first = kBins - kBinsPerThread * (static_cast<int>(threadIdx.x) + 1);
+    Weight sums[kBinsPerThread] = {};
+    for (unsigned rank = 0; rank < gridDim.x; ++rank) {
+      const uint4 low = LoadFrom(reinterpret_cast<const uint4*>(shared.low + first), rank);
+      const uint4 high = LoadFrom(reinterpret_cast<const uint4*>(shared.high + first), rank);
+      sums[0] += low.x + (Weight{high.x} << kLimbBits);
+      sums[1] += low.y + (Weight{high.y} << kLimbBits);
+      sums[2] += low.z + (Weight{high.z} << kLimbBits);
+      sums[3] += low.w + (Weight{high.w} << kLimbBits);
     }
+    Weight above =
+        threshold.above + BlockPrefix(sums[0] + sums[1] + sums[2] + sums[3], shared).before;
+    const bool passes_last = threadIdx.x == kThreads - 1;  // its last bin is chosen if no other is
+    if (threadIdx.x == 0) shared.bin = kBins;
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int bin = kBins - 1;
-      for (; bin > 0; --bin) {
-        if (shared.taken + shared.counts[bin] >= count ||
-            shared.passed + shared.weights[bin] >= enough) {
-          break;
-        }
-        shared.taken += shared.counts[bin];
-        shared.passed += shared.weights[bin];
+#pragma unroll
+    for (int i = kBinsPerThread - 1; i >= 0; --i) {
+      const bool reaches = above < enough && above + sums[i] >= enough;
+      const bool chosen = reaches || (passes_last && i == 0 && above + sums[i] < enough);
+      if (chosen) {
+        shared.bin = static_cast<unsigned>(first + i);
+        shared.above = above;
+        shared.of_bin = sums[i];
       }
-      shared.prefix = prefix << 8 | static_cast<unsigned>(bin);
+      above += sums[i];
     }
-    __syncthreads();
+    // Also: nobody clears a histogram that others read.
+    ClusterArrive();
+    ClusterWait();
+    threshold.order = threshold.order << (bits_left - shift) | shared.bin;
+    threshold.above = shared.above;
+    threshold.equal = shared.of_bin;
+    bits_left = shift;
   }
-  return shared.prefix;
+  return threshold;
 }
 
 // SplitMix64's output number `index` of a seed, as engine/sampler.h has it, in [0, 1).
@@ -131,42 +230,89 @@ __device__ double Uniform(unsigned long long seed, unsigned long long index) {
   return static_cast<double>(z >> 11) * 0x1p-53;
 }
 
-// Draws from the top_k candidates in order of rank.
+// One warp draws from the first `count` of shared.ranked.
+__device__ int DrawInOrder(const Row& row, const SamplingRow& sampling, int count, double uniform,
+                           const Shared& shared) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const int part = (count + 31) / 32;
+  const int begin = min(count, lane * part);
+  const int end = min(count, begin + part);
+  const auto weight = [&](int rank) { return row.WeightOf(LogitOf(shared.ranked[rank])); };
+  // The sum of `mine` over the lanes up to this one; all of it in the last.
+  const auto inclusive = [&](double mine) {
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const double other = __shfl_up_sync(kAll, mine, offset);
+      if (lane >= offset) mine += other;
+    }
+    return mine;
+  };
+  double mine = 0;
+  for (int rank = begin; rank < end; ++rank) mine += weight(rank);
+  double sum = inclusive(mine);
+  // As the host's sampler: top-p is a share of all the probability, before min-p takes tokens.
+  const double enough = sampling.top_p < 1 ? sampling.top_p * __shfl_sync(kAll, sum, 31) : INFINITY;
+  sum -= mine;
+  mine = 0;
+  int kept = 0;
+  for (int rank = begin; rank < end; ++rank) {
+    const float of_rank = weight(rank);
+    if (sum + mine >= enough || of_rank == 0 || of_rank < sampling.min_p) break;
+    mine += of_rank;
+    ++kept;
+  }
+  sum = inclusive(mine);
+  const double limit = uniform * __shfl_sync(kAll, sum, 31);
+  sum -= mine;
+  int chosen = -1;
+  for (int rank = begin; rank < begin + kept && sum <= limit; ++rank) {
+    sum += weight(rank);
+    chosen = rank;
+  }
+  // The first lane whose sum passes the limit, or else the last that has any.
+  const unsigned passing = __ballot_sync(kAll, chosen >= 0 && sum > limit);
+  const unsigned having = __ballot_sync(kAll, kept > 0);
+  const int from = passing != 0 ? __ffs(passing) - 1 : 31 - __clz(having);
+  return IdOf(shared.ranked[__shfl_sync(kAll, chosen, from)]);
+}
+
+// Draws from the top_k candidates in order of rank. The result is the first block's.
 __device__ int DrawRanked(const Row& row, const SamplingRow& sampling, double uniform,
                           Shared& shared) {
-  const unsigned count = static_cast<unsigned>(min(sampling.top_k, row.vocab));
-  const unsigned threshold = SelectThreshold(row, count, ~Weight{0}, shared);
-  for (int i = threadIdx.x; i < kMaxRankedTopK; i += kThreads) shared.ranked[i] = 0;
+  const int count = min(sampling.top_k, row.vocab);
+  const Threshold threshold = SelectThreshold(
+      row, static_cast<Weight>(count), [](float) { return 1u; }, shared);
+  const auto above = static_cast<int>(threshold.above);
+  int size = 2;
+  while (size < count) size *= 2;
   if (threadIdx.x == 0) shared.gathered = 0;
-  __syncthreads();
-  for (int i = threadIdx.x; i < row.vocab; i += kThreads) {
-    const float logit = row.logits[i];
-    if (OrderOf(logit) > threshold) {
-      shared.ranked[atomicAdd(&shared.gathered, 1u)] = RankKey(logit, i);
+  if (blockIdx.x == 0) {
+    for (int i = count + static_cast<int>(threadIdx.x); i < size; i += kThreads) {
+      shared.ranked[i] = 0;
     }
   }
-  __syncthreads();
-  // Of those equal to the threshold the lowest ids, found in order by one warp.
-  if (threadIdx.x < 32) {
-    unsigned have = shared.gathered;
-    for (int base = 0; base < row.vocab && have < count; base += 32) {
-      const int i = base + static_cast<int>(threadIdx.x);
-      const float logit = i < row.vocab ? row.logits[i] : 0.0f;
-      const bool equal = i < row.vocab && OrderOf(logit) == threshold;
-      const unsigned mask = __ballot_sync(0xffffffffu, equal);
-      const unsigned before = __popc(mask & ((1u << threadIdx.x) - 1));
-      if (equal && have + before < count) shared.ranked[have + before] = RankKey(logit, i);
-      have = min(count, have + static_cast<unsigned>(__popc(mask)));
+  // Of those equal to the threshold the lowest ids.
+  Weight equal = 0;
+  row.ForEachInOrder([&](int, float logit) { equal += OrderOf(logit) == threshold.order; });
+  auto rank = static_cast<int>(ClusterPrefix(equal, shared).before) + above;
+  row.ForEachInOrder([&](int id, float logit) {
+    const unsigned order = OrderOf(logit);
+    if (order > threshold.order) {
+      StoreInFirst(&shared.ranked[AddInFirst(&shared.gathered, 1u)], RankKey(logit, id));
+    } else if (order == threshold.order) {
+      if (rank < count) StoreInFirst(&shared.ranked[rank], RankKey(logit, id));
+      ++rank;
     }
-  }
-  __syncthreads();
+  });
+  ClusterArrive();
+  ClusterWait();
+  if (blockIdx.x != 0) return 0;
   // Bitonic sort, the largest first.
-  for (int size = 2; size <= kMaxRankedTopK; size *= 2) {
-    for (int step = size / 2; step > 0; step /= 2) {
-      for (int i = threadIdx.x; i < kMaxRankedTopK; i += kThreads) {
+  for (int run = 2; run <= size; run *= 2) {
+    for (int step = run / 2; step > 0; step /= 2) {
+      for (int i = threadIdx.x; i < size; i += kThreads) {
         const int other = i ^ step;
         if (other <= i) continue;
-        const bool falling = (i & size) == 0;
+        const bool falling = (i & run) == 0;
         const unsigned long long a = shared.ranked[i];
         const unsigned long long b = shared.ranked[other];
         if ((a < b) == falling) {
@@ -177,139 +323,107 @@ __device__ int DrawRanked(const Row& row, const SamplingRow& sampling, double un
       __syncthreads();
     }
   }
-  if (threadIdx.x == 0) {
-    // As the host's sampler: top-p is a share of all the probability, before min-p takes tokens.
-    double all = 0;
-    for (unsigned i = 0; i < count; ++i) all += row.WeightOf(LogitOf(shared.ranked[i]));
-    const double enough = sampling.top_p < 1 ? sampling.top_p * all : INFINITY;
-    double kept = 0;
-    unsigned kept_count = 0;
-    while (kept_count < count && kept < enough) {
-      const float weight = row.WeightOf(LogitOf(shared.ranked[kept_count]));
-      if (weight == 0 || weight < sampling.min_p) break;
-      kept += weight;
-      ++kept_count;
-    }
-    const double limit = uniform * kept;
-    double sum = 0;
-    for (unsigned rank = 0; rank < kept_count; ++rank) {
-      sum += row.WeightOf(LogitOf(shared.ranked[rank]));
-      shared.chosen = IdOf(shared.ranked[rank]);
-      if (sum > limit) break;
-    }
-  }
-  __syncthreads();
-  return shared.chosen;
+  return threadIdx.x < 32 ? DrawInOrder(row, sampling, count, uniform, shared) : 0;
 }
 
-// Draws from all candidates of at least the threshold, in order of id.
+// Draws from all candidates of at least the threshold, in order of id. The result is the first
+// block's.
 __device__ int DrawByThreshold(const Row& row, const SamplingRow& sampling, double uniform,
                                Shared& shared) {
   unsigned threshold = 0;
   if (sampling.top_p < 1) {
+    // Rounded, not cut: the many that are small must not all lose.
+    const auto amount = [&](float logit) {
+      return __float2uint_rn(fminf(row.WeightOf(logit) * 0x1p28f, 0x1.fffffep27f));
+    };
     Weight mine = 0;
-    for (int i = threadIdx.x; i < row.vocab; i += kThreads) {
-      mine += static_cast<Weight>(row.WeightOf(row.logits[i]) * 0x1p40f);
-    }
-    const Weight all = BlockSum(mine, shared);
-    const auto enough = static_cast<Weight>(sampling.top_p * static_cast<double>(all));
-    threshold = SelectThreshold(row, ~0u, enough, shared);
+    row.ForEach([&](int, float logit) { mine += amount(logit); });
+    const Weight all = ClusterPrefix(mine, shared).all;
+    const auto enough = static_cast<Weight>(ceil(sampling.top_p * static_cast<double>(all)));
+    threshold = SelectThreshold(row, max(enough, Weight{1}), amount, shared).order;
   }
-  // Contiguous parts per thread, so that sums run in order of id.
-  const int part = (row.vocab + kThreads - 1) / kThreads;
-  const int begin = min(row.vocab, static_cast<int>(threadIdx.x) * part);
-  const int end = min(row.vocab, begin + part);
+  const auto amount = [&](float logit) {
+    return OrderOf(logit) < threshold ? 0 : row.KeptWeight(logit);
+  };
   Weight mine = 0;
-  for (int i = begin; i < end; ++i) {
-    if (OrderOf(row.logits[i]) >= threshold) mine += row.KeptWeight(row.logits[i]);
+  row.ForEachInOrder([&](int, float logit) { mine += amount(logit); });
+  const Prefix prefix = ClusterPrefix(mine, shared);
+  const Weight limit =
+      min(static_cast<Weight>(uniform * static_cast<double>(prefix.all)), prefix.all - 1);
+  if (mine > 0 && limit >= prefix.before && limit - prefix.before < mine) {
+    Weight sum = prefix.before;
+    int chosen = -1;
+    row.ForEachInOrder([&](int id, float logit) {
+      if (chosen >= 0) return;
+      sum += amount(logit);
+      if (sum > limit) chosen = id;
+    });
+    StoreInFirst(&shared.chosen, static_cast<unsigned long long>(chosen));
   }
-  const Weight all = BlockSum(mine, shared);
-  // This thread's share begins where those before it end.
-  Weight inclusive = mine;
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const Weight other = __shfl_up_sync(0xffffffffu, inclusive, offset);
-    if (static_cast<int>(threadIdx.x % 32) >= offset) inclusive += other;
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 31) shared.sums[threadIdx.x / 32] = inclusive;
-  __syncthreads();
-  Weight before = inclusive - mine;
-  for (int w = 0; w < static_cast<int>(threadIdx.x / 32); ++w) before += shared.sums[w];
-  const Weight limit = min(static_cast<Weight>(uniform * static_cast<double>(all)), all - 1);
-  if (mine > 0 && limit >= before && limit - before < mine) {
-    Weight sum = before;
-    for (int i = begin; i < end; ++i) {
-      if (OrderOf(row.logits[i]) < threshold) continue;
-      sum += row.KeptWeight(row.logits[i]);
-      if (sum > limit) {
-        shared.chosen = i;
-        break;
-      }
-    }
-  }
-  __syncthreads();
-  return shared.chosen;
+  ClusterArrive();
+  ClusterWait();
+  return static_cast<int>(shared.chosen);
 }
 
-// Penalises what the history's last tokens have in the slice, each once. seen: a bit per logit.
-__device__ void ApplyPenalty(const SamplingRow& sampling, const int* history, float* logits,
-                             int begin, int end, unsigned* seen) {
-  for (int i = threadIdx.x; i < (end - begin + 31) / 32; i += kThreads) seen[i] = 0;
-  __syncthreads();
-  const auto window =
-      min(static_cast<unsigned long long>(sampling.repeat_window), sampling.history_count);
-  for (unsigned long long i = threadIdx.x; i < window; i += kThreads) {
-    const int token = history[(sampling.history_count - 1 - i) % kHistoryTokens];
-    if (token < begin || token >= end) continue;
-    const unsigned bit = 1u << ((token - begin) % 32);
-    if (atomicOr(&seen[(token - begin) / 32], bit) & bit) continue;
-    const float logit = logits[token];
-    logits[token] = logit > 0 ? logit / sampling.repeat_penalty : logit * sampling.repeat_penalty;
+// Penalises what the history's last tokens have in the slice, each once.
+__device__ void ApplyPenalty(const Row& row, const SamplingRow& sampling, const int* history,
+                             Shared& shared) {
+  static_assert(kHistoryTokens <= kBins);
+  unsigned* tokens = shared.low;  // the newest first
+  const int window = static_cast<int>(
+      min(static_cast<unsigned long long>(sampling.repeat_window), sampling.history_count));
+  for (int i = threadIdx.x; i < window; i += kThreads) {
+    tokens[i] = static_cast<unsigned>(history[(sampling.history_count - 1 - i) % kHistoryTokens]);
   }
-  // The first block reads them all.
-  __threadfence();
+  __syncthreads();
+  for (int i = threadIdx.x; i < window; i += kThreads) {
+    const unsigned token = tokens[i];
+    if (token < 4u * row.begin || token >= 4u * row.end) continue;
+    int newer = 0;
+    while (newer < i && tokens[newer] != token) ++newer;
+    if (newer < i) continue;
+    float& logit = row.logits[token];
+    logit = logit > 0 ? logit / sampling.repeat_penalty : logit * sampling.repeat_penalty;
+  }
   __syncthreads();
 }
 
 __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__ SampleParams p) {
   __shared__ Shared shared;
-  extern __shared__ unsigned seen[];
   ClusterArrive();
   const int row_index = static_cast<int>(blockIdx.y);
   const SamplingRow sampling = p.sampling[row_index];
   const int position = p.runs[row_index].position;
-  float* logits = p.logits + static_cast<long long>(row_index) * p.stride;
   const int quarter = (p.vocab + 3) / 4;  // float4s of a row
   const int slice = (quarter + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int begin = static_cast<int>(blockIdx.x) * slice;
-  const int end = min(quarter, begin + slice);
+  Row row;
+  row.logits = p.logits + static_cast<long long>(row_index) * p.stride;
+  row.begin = min(quarter, static_cast<int>(blockIdx.x) * slice);
+  row.end = min(quarter, row.begin + slice);
+  row.vocab = p.vocab;
+  row.temperature = sampling.temperature;
+  row.least = sampling.min_p;
+  const bool active = sampling.active != 0;
   PdlWait();
   PdlTrigger();
-  if (sampling.active != 0 && sampling.repeat_penalty != 1.0f) {
-    ApplyPenalty(sampling, p.history + static_cast<long long>(row_index) * kHistoryTokens, logits,
-                 4 * begin, min(p.vocab, 4 * end), seen);
+  if (active && sampling.repeat_penalty != 1.0f) {
+    ApplyPenalty(row, sampling, p.history + static_cast<long long>(row_index) * kHistoryTokens,
+                 shared);
   }
   // Largest logit and its lowest index. What is not a number ranks above everything.
   float best = -INFINITY;
   int best_index = p.vocab;
   bool broken = false;
-#pragma unroll 4
-  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
-    const float4 four = reinterpret_cast<const float4*>(logits)[i];
-    const float each[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (4 * i + j >= p.vocab) break;
-      broken = broken || isnan(each[j]);
-      if (each[j] > best) {
-        best = each[j];
-        best_index = 4 * i + j;
-      }
+  row.ForEach([&](int id, float logit) {
+    broken = broken || isnan(logit);
+    if (logit > best) {
+      best = logit;
+      best_index = id;
     }
-  }
+  });
   const unsigned order = broken ? ~0u : OrderOf(best);
-  const unsigned largest = __reduce_max_sync(0xffffffffu, order);
-  const unsigned lowest = __reduce_min_sync(0xffffffffu, order == largest ? best_index : ~0u);
+  const unsigned largest = __reduce_max_sync(kAll, order);
+  const unsigned lowest = __reduce_min_sync(kAll, order == largest ? best_index : ~0u);
   ClusterWait();
   if (threadIdx.x % 32 == 0) {
     StoreInFirst(&shared.best[blockIdx.x * kWarps + threadIdx.x / 32],
@@ -317,24 +431,32 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__
   }
   ClusterArrive();
   ClusterWait();
-  if (blockIdx.x != 0 || sampling.active == 0) return;
+  const bool draws = sampling.temperature > 0;
+  if (!active || (blockIdx.x != 0 && !draws)) return;
   unsigned long long key = 0;
   for (unsigned i = threadIdx.x % 32; i < gridDim.x * kWarps; i += 32) {
-    key = max(key, shared.best[i]);
+    key = max(key, draws ? LoadFrom(&shared.best[i], 0) : shared.best[i]);
   }
-  const unsigned top = __reduce_max_sync(0xffffffffu, static_cast<unsigned>(key >> 32));
-  const unsigned rest = __reduce_max_sync(
-      0xffffffffu, static_cast<unsigned>(key >> 32) == top ? static_cast<unsigned>(key) : 0u);
+  const auto upper = static_cast<unsigned>(key >> 32);
+  const unsigned top = __reduce_max_sync(kAll, upper);
+  const unsigned rest = __reduce_max_sync(kAll, upper == top ? static_cast<unsigned>(key) : 0u);
   key = static_cast<unsigned long long>(top) << 32 | rest;
-  const float chosen_logit = LogitOf(key);
-  broken = isnan(chosen_logit) || isinf(chosen_logit);
+  row.largest = LogitOf(key);
+  broken = isnan(row.largest) || isinf(row.largest);
   int chosen = IdOf(key);
-  if (!broken && sampling.temperature > 0) {
-    const Row row = {logits, p.vocab, chosen_logit, sampling.temperature, sampling.min_p};
+  if (draws) {
     const double uniform = Uniform(sampling.seed, sampling.draws);
-    chosen = sampling.top_k > 0 ? DrawRanked(row, sampling, uniform, shared)
-                                : DrawByThreshold(row, sampling, uniform, shared);
+    if (broken) {
+      // No block ends while others read its memory.
+      ClusterArrive();
+      ClusterWait();
+    } else if (sampling.top_k > 0) {
+      chosen = DrawRanked(row, sampling, uniform, shared);
+    } else {
+      chosen = DrawByThreshold(row, sampling, uniform, shared);
+    }
   }
+  if (blockIdx.x != 0) return;
   if (threadIdx.x != 0) return;
   p.output[static_cast<long long>(sampling.steps % kOutputSteps) * p.output_stride + row_index] =
       broken ? -1 : chosen;
@@ -345,18 +467,16 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__
   SamplingRow& progress = p.sampling[row_index];
   progress.history_count = sampling.history_count + 1;
   progress.steps = sampling.steps + 1;
-  if (sampling.temperature > 0) progress.draws = sampling.draws + 1;
+  if (draws) progress.draws = sampling.draws + 1;
 }
 
 }  // namespace
 
 void LaunchSample(const SampleParams& params, cudaStream_t stream) {
-  const int cluster = DeviceHasClusters() ? kCluster : 1;
-  const int slice = 4 * (((params.vocab + 3) / 4 + cluster - 1) / cluster);
+  const unsigned cluster = DeviceHasClusters() ? kCluster : 1;
   LaunchClusters("the sampling kernel", SampleKernel,
-                 dim3(static_cast<unsigned>(cluster), static_cast<unsigned>(params.rows)),
-                 dim3(kThreads), dim3(static_cast<unsigned>(cluster)),
-                 static_cast<size_t>((slice + 31) / 32) * sizeof(unsigned), stream, params);
+                 dim3(cluster, static_cast<unsigned>(params.rows)), dim3(kThreads), dim3(cluster),
+                 0, stream, params);
 }
 
 }  // namespace adder::cuda
