@@ -9,7 +9,9 @@
 // channel per lane (every warp does: cheaper than a barrier), and passes them on through its own
 // shared memory; (4) state = decay * state + dt B x, and C . state summed up over the warp's rows
 // by shuffles; (5) barrier; the first warp adds up the warps' sums, applies D and the gate. B and C
-// are convolved by every block of their group; the group's first block writes their window.
+// are convolved by every block of their group; the group's first block writes their window. In
+// large batches a block takes several heads of its group, one after the other, and loads the next
+// while it works on one.
 //
 // Prefill is a convolution kernel, then a scan kernel with the same ownership that walks over the
 // run with the state in registers, kScanTokens tokens between barriers. Both kernels take the same
@@ -63,11 +65,11 @@ struct Place {
   bool has_x;
   bool writes_group;  // whether this block writes the window of B and C
 };
-__device__ __forceinline__ Place FindPlace(const Mamba2Params& p) {
+__device__ __forceinline__ Place FindPlace(const Mamba2Params& p, int head) {
   Place place;
   place.lane = static_cast<int>(threadIdx.x) % 32;
   place.warp = static_cast<int>(threadIdx.x) / 32;
-  place.head = static_cast<int>(blockIdx.x);
+  place.head = head;
   place.part = static_cast<int>(blockIdx.y) * kPart;
   place.first_row = place.warp * kWarpRows + place.lane / 8 * kRows;
   place.channel = place.part + place.lane % 8 * 4;
@@ -168,18 +170,60 @@ __device__ __forceinline__ float SumOfWarps(const float* partial, int warps, int
   return sum;
 }
 
-template <int kTaps, bool kVector>
+// What a lane needs for x and dt of a head: first what earlier steps wrote, then the inputs.
+template <int kTaps>
+struct HeadValues {
+  ConvStep<kTaps> conv;
+  float bias = 0;
+  float dt_bias;
+  float a;
+  float d;
+  float input = 0;
+  float gate = 0;
+  float dt_input;
+
+  __device__ __forceinline__ void Load(const Mamba2Params& p, const float* ring, int d_conv,
+                                       int channels, const Place& place, int position) {
+    if (place.has_x) {
+      conv.Load(p.conv_weight, ring, d_conv, channels, place.x_channel, position);
+      if (p.conv_bias != nullptr) bias = p.conv_bias[place.x_channel];
+    }
+    dt_bias = p.dt_bias[place.head];
+    a = p.a[place.head];
+    d = p.d[place.head];
+  }
+  // projected: the token's z; x follows after `inner`.
+  __device__ __forceinline__ void LoadInputs(const float* projected, int inner, int channels,
+                                             const Place& place) {
+    if (place.has_x) {
+      input = projected[inner + place.x_channel];
+      gate = projected[place.x_channel];
+    }
+    dt_input = projected[inner + channels + place.head];
+  }
+};
+
+// Keeps a value from being computed, or its kernel parameter from being read, only where it is
+// used: after PdlWait the first touch of a line of parameters costs as much as a memory access.
+template <class T>
+__device__ __forceinline__ void ReadyBefore(T* pointer) {
+  asm volatile("" ::"l"(pointer));
+}
+
+// kMany: heads_per_block may be more than one.
+template <int kTaps, bool kVector, bool kMany>
 __global__ void __launch_bounds__(kMaxThreads, 2)
-    Mamba2StepKernel(const __grid_constant__ Mamba2Params p) {
+    Mamba2StepKernel(const __grid_constant__ Mamba2Params p, const int heads_per_block) {
   struct alignas(16) OfWarp {
     float b[kWarpRows];
     float c[kWarpRows];
     float x[kPart];
   };
   __shared__ OfWarp of_warps[kMaxWarps];
-  __shared__ float partial[kMaxWarps * kPart];
-  const Place place = FindPlace(p);
+  __shared__ float partial[2][kMaxWarps * kPart];
+  Place place = FindPlace(p, static_cast<int>(blockIdx.x) * (kMany ? heads_per_block : 1));
   const SequenceRun run = p.runs[blockIdx.z];
+  const int inner = p.inner();
   const int channels = p.conv_channels();
   // Known at compile time for the usual window: short code.
   const int d_conv = kTaps == kMaxTaps ? p.d_conv : kTaps;
@@ -194,52 +238,74 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const int c_channel = b_channel + p.groups * p.d_state;
   ConvStep<kTaps> conv_b;
   ConvStep<kTaps> conv_c;
-  ConvStep<kTaps> conv_x;
   float b_bias = 0;
   float c_bias = 0;
-  float x_bias = 0;
   if (has_row) {
     conv_b.Load(p.conv_weight, ring, d_conv, channels, b_channel, run.position);
     conv_c.Load(p.conv_weight, ring, d_conv, channels, c_channel, run.position);
     if (p.conv_bias != nullptr) b_bias = p.conv_bias[b_channel], c_bias = p.conv_bias[c_channel];
   }
-  if (place.has_x) {
-    conv_x.Load(p.conv_weight, ring, d_conv, channels, place.x_channel, run.position);
-    if (p.conv_bias != nullptr) x_bias = p.conv_bias[place.x_channel];
-  }
-  const float dt_bias = p.dt_bias[place.head];
-  const float a = p.a[place.head];
-  const float d = p.d[place.head];
+  HeadValues<kTaps> head;
+  head.Load(p, ring, d_conv, channels, place, run.position);
+  const float* projected = p.projected + static_cast<long long>(run.row) * p.projected_stride;
+  float* output = p.output + static_cast<long long>(run.row) * p.output_stride;
+  float* newest = ring + static_cast<long long>(run.position % d_conv) * channels;
+  ReadyBefore(projected);
+  ReadyBefore(output);
+  ReadyBefore(newest);
 
   PdlWait();
   PdlTrigger();
-  const float* projected = p.projected + static_cast<long long>(run.row) * p.projected_stride;
-  const float* inputs = projected + p.inner();
-  const float b_input = has_row ? inputs[b_channel] : 0.0f;
-  const float c_input = has_row ? inputs[c_channel] : 0.0f;
-  const float x_input = place.has_x ? inputs[place.x_channel] : 0.0f;
-  const float gate = place.has_x ? projected[place.x_channel] : 0.0f;
-  const StepSize step = MakeStep(p, dt_bias, a, inputs[channels + place.head]);
+  const float b_input = has_row ? projected[inner + b_channel] : 0.0f;
+  const float c_input = has_row ? projected[inner + c_channel] : 0.0f;
+  head.LoadInputs(projected, inner, channels, place);
   OfWarp& mine = of_warps[place.warp];
-  const float x = place.has_x ? Silu(conv_x.Apply(x_bias, x_input, d_conv)) : 0.0f;
   mine.b[place.lane] = has_row ? Silu(conv_b.Apply(b_bias, b_input, d_conv)) : 0.0f;
   mine.c[place.lane] = has_row ? Silu(conv_c.Apply(c_bias, c_input, d_conv)) : 0.0f;
-  mine.x[place.lane] = x;
-  __syncwarp();
-  const int of_rows = place.lane / 8 * kRows;
-  partial[place.warp * kPart + SumChannel(place.lane)] =
-      StateStep(state, mine.b + of_rows, mine.c + of_rows, place.lane, step,
-                reinterpret_cast<const float4*>(mine.x)[place.lane % 8]);
-  StoreState<kVector>(state, states, p, place);
-  if (d_conv > 1) {
-    float* newest = ring + static_cast<long long>(run.position % d_conv) * channels;
-    if (place.writes_group && has_row) newest[b_channel] = b_input, newest[c_channel] = c_input;
-    if (place.warp == 0 && place.has_x) newest[place.x_channel] = x_input;
+  if (d_conv > 1 && place.writes_group && has_row) {
+    newest[b_channel] = b_input;
+    newest[c_channel] = c_input;
   }
-  __syncthreads();
-  if (place.warp != 0 || !place.has_x) return;
-  const float y = fmaf(d, x, SumOfWarps(partial, static_cast<int>(blockDim.x) / 32, place.lane));
-  p.output[static_cast<long long>(run.row) * p.output_stride + place.x_channel] = y * Silu(gate);
+  const int of_rows = place.lane / 8 * kRows;
+  const int count = kMany ? heads_per_block : 1;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    float4 next_state[kRows];
+    HeadValues<kTaps> next_head;
+    Place next = place;
+    float* next_states = states;
+    if (kMany && i + 1 < count) {
+      ++next.head;
+      next.x_channel += p.head_dim;
+      next_states += static_cast<long long>(p.d_state) * p.head_dim;
+      LoadState<kVector>(next_state, next_states, p, next);
+      next_head.Load(p, ring, d_conv, channels, next, run.position);
+      next_head.LoadInputs(projected, inner, channels, next);
+    }
+    const StepSize step = MakeStep(p, head.dt_bias, head.a, head.dt_input);
+    const float x = place.has_x ? Silu(head.conv.Apply(head.bias, head.input, d_conv)) : 0.0f;
+    mine.x[place.lane] = x;
+    __syncwarp();
+    // Two, so that a head's sums are read while the next one's are written.
+    float* sums = partial[i % 2];
+    sums[place.warp * kPart + SumChannel(place.lane)] =
+        StateStep(state, mine.b + of_rows, mine.c + of_rows, place.lane, step,
+                  reinterpret_cast<const float4*>(mine.x)[place.lane % 8]);
+    StoreState<kVector>(state, states, p, place);
+    if (d_conv > 1 && place.warp == 0 && place.has_x) newest[place.x_channel] = head.input;
+    __syncthreads();
+    if (place.warp == 0 && place.has_x) {
+      const float y =
+          fmaf(head.d, x, SumOfWarps(sums, static_cast<int>(blockDim.x) / 32, place.lane));
+      output[place.x_channel] = y * Silu(head.gate);
+    }
+    if (!kMany) return;
+    place = next;
+    states = next_states;
+    head = next_head;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) state[r] = next_state[r];
+  }
 }
 
 // convolved[row][channel] for every token of every run.
@@ -299,7 +365,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   shared.x = shared.bc + kScanTokens * 2 * rows;
   shared.partial = shared.x + kScanTokens * kPart;
   shared.steps = reinterpret_cast<StepSize*>(shared.partial + kScanTokens * warps * kPart);
-  const Place place = FindPlace(p);
+  const Place place = FindPlace(p, static_cast<int>(blockIdx.x));
   const SequenceRun run = p.runs[blockIdx.z];
   const int channels = p.conv_channels();
   float* states = StateOf(p, place, run.recurrent);
@@ -373,21 +439,48 @@ void CheckSizes(const Mamba2Params& p) {
   }
 }
 
-dim3 GridOf(const Mamba2Params& p) {
-  return {static_cast<unsigned>(p.heads), static_cast<unsigned>((p.head_dim + kPart - 1) / kPart),
+dim3 GridOf(const Mamba2Params& p, int heads_per_block) {
+  return {static_cast<unsigned>(p.heads / heads_per_block),
+          static_cast<unsigned>((p.head_dim + kPart - 1) / kPart),
           static_cast<unsigned>(p.run_count)};
 }
 int WarpsOf(const Mamba2Params& p) { return (p.d_state + kWarpRows - 1) / kWarpRows; }
+
+// A divisor of the heads of a group with which all blocks end at about the same time.
+int HeadsPerBlock(const Mamba2Params& p) {
+  constexpr int kThreadsAtOnce = 132 * 512;  // of a large device, with the kernel's registers
+  constexpr double kBeginning = 0.7;         // what a block does once, in heads
+  const int at_once = kThreadsAtOnce / (WarpsOf(p) * 32);
+  const int parts = (p.head_dim + kPart - 1) / kPart;
+  const int of_group = p.heads / p.groups;
+  int best = 1;
+  double best_time = 0;
+  for (int heads = 1; heads <= of_group; ++heads) {
+    if (of_group % heads != 0) continue;
+    const int blocks = p.heads / heads * parts * p.run_count;
+    const double time = (blocks + at_once - 1) / at_once * (heads + kBeginning);
+    if (heads == 1 || time < best_time) {
+      best = heads;
+      best_time = time;
+    }
+  }
+  return best;
+}
 
 }  // namespace
 
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   CheckSizes(params);
-  const auto kernel = params.head_dim % 4 != 0 ? Mamba2StepKernel<kMaxTaps, false>
-                      : params.d_conv == 4     ? Mamba2StepKernel<4, true>
-                                               : Mamba2StepKernel<kMaxTaps, true>;
-  Launch("the Mamba-2 step kernel", kernel, GridOf(params),
-         dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params);
+  const int heads = params.head_dim % 4 != 0      ? 1
+                    : params.heads_per_block != 0 ? params.heads_per_block
+                                                  : HeadsPerBlock(params);
+  const auto kernel = params.head_dim % 4 != 0 ? Mamba2StepKernel<kMaxTaps, false, false>
+                      : params.d_conv != 4     ? heads > 1 ? Mamba2StepKernel<kMaxTaps, true, true>
+                                                           : Mamba2StepKernel<kMaxTaps, true, false>
+                          : heads > 1 ? Mamba2StepKernel<4, true, true>
+                                               : Mamba2StepKernel<4, true, false>;
+  Launch("the Mamba-2 step kernel", kernel, GridOf(params, heads),
+         dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params, heads);
 }
 
 void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
@@ -408,8 +501,8 @@ void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* con
                                static_cast<int>(shared)),
           "cudaFuncSetAttribute");
   }
-  Launch("the Mamba-2 scan kernel", kernel, GridOf(params), dim3(static_cast<unsigned>(warps) * 32),
-         shared, stream, params, convolved);
+  Launch("the Mamba-2 scan kernel", kernel, GridOf(params, 1),
+         dim3(static_cast<unsigned>(warps) * 32), shared, stream, params, convolved);
 }
 
 }  // namespace adder::cuda

@@ -151,9 +151,11 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
     return {output.Download(), slots.Download()};
   }
 
-  Result Steps() const {
-    return Run(
-        1, [](const Mamba2Params& p, int, cudaStream_t stream) { LaunchMamba2Step(p, stream); });
+  Result Steps(int heads_per_block = 0) const {
+    return Run(1, [=](Mamba2Params p, int, cudaStream_t stream) {
+      p.heads_per_block = heads_per_block;
+      LaunchMamba2Step(p, stream);
+    });
   }
   Result Prefill() const {
     const DeviceArray<float> convolved(static_cast<size_t>(kSequences * kTokens * channels_));
@@ -187,6 +189,17 @@ TEST_P(Mamba2Kernels, StepsMatchTheReference) {
     ASSERT_NEAR(found.slots[i], expected_slots[i],
                 is_state ? 2e-6 * std::max(10.0f, std::abs(expected_slots[i])) : 0)
         << "slot " << i / slot_floats_ << " float " << i % slot_floats_;
+  }
+}
+
+TEST_P(Mamba2Kernels, SeveralHeadsPerBlockChangeNothing) {
+  const Result expected = Steps();
+  const int of_group = GetParam().heads / GetParam().groups;
+  for (int heads = 1; heads <= of_group; ++heads) {
+    if (of_group % heads != 0) continue;
+    const Result found = Steps(heads);
+    EXPECT_EQ(found.output, expected.output) << heads << " heads per block";
+    EXPECT_EQ(found.slots, expected.slots) << heads << " heads per block";
   }
 }
 
