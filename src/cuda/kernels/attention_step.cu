@@ -36,8 +36,10 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kMostHeads = 7;
 constexpr int kTile = 16;  // positions
 constexpr int kMostClusterShift = 3;
-constexpr int kBlockShift = 8;      // logarithm of a block's positions before there are more units
-constexpr int kEnoughBlocks = 528;  // to keep a device busy
+constexpr int kBlockShift = 8;  // logarithm of a block's positions before there are more units
+// To keep a device busy; of blocks in clusters fewer are resident at once.
+constexpr int kEnoughBlocks = 528;
+constexpr int kEnoughClusterBlocks = 264;
 constexpr size_t kMostSharedBytes = 48 * 1024;
 constexpr float kLowest = -1e30f;  // below every score, and finite: differences stay numbers
 constexpr unsigned kAll = 0xffffffffu;
@@ -211,15 +213,30 @@ __global__ void __launch_bounds__(kThreads)
   for (int pair = static_cast<int>(threadIdx.x); pair < half; pair += kThreads) {
     rotations[pair] = Rotation(p, run.position, pair);
   }
+  // Row g: a query head, the key, or nothing.
+  const float* qkv = p.qkv + static_cast<long long>(run.row) * p.qkv_stride;
+  const float* from = qkv + (g < heads ? first_head + g : p.heads + kv_head) * head_dim;
+  const float* own_value = qkv + (p.heads + p.kv_heads + kv_head) * head_dim + 8 * g;
+  const float factor = g < heads ? p.scale * 1.44269504f : 1.0f;
+  float* output = p.output + static_cast<long long>(run.row) * p.output_stride +
+                  static_cast<long long>(first_head) * head_dim;
+  ReadyBeforeWait(from);
+  ReadyBeforeWait(own_value);
+  ReadyBeforeWait(factor);
+  ReadyBeforeWait(output);
   if (cluster > 1) ClusterArrive();  // its wait proves that all blocks have begun
   __syncthreads();
 
   PdlWait();
   PdlTrigger();
-  // Row g: a query head, the key, or nothing.
-  const float* qkv = p.qkv + static_cast<long long>(run.row) * p.qkv_stride;
-  const float* from = qkv + (g < heads ? first_head + g : p.heads + kv_head) * head_dim;
-  const float factor = g < heads ? p.scale * 1.44269504f : 1.0f;
+  uint4 own_v[kChunks];
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    if (64 * c + 8 * g >= head_dim) continue;
+    const float4 low = *reinterpret_cast<const float4*>(own_value + 64 * c);
+    const float4 high = *reinterpret_cast<const float4*>(own_value + 64 * c + 4);
+    own_v[c] = {Pack(low.x, low.y), Pack(low.z, low.w), Pack(high.x, high.y), Pack(high.z, high.w)};
+  }
   unsigned q[kSlices][2][4];  // two operands of the first factor per slice
 #pragma unroll
   for (int j = 0; j < kSlices; ++j) {
@@ -262,8 +279,8 @@ __global__ void __launch_bounds__(kThreads)
   float values[kChunks][8][4] = {};
 #pragma unroll 1
   for (; tile <= last_tile; tile += tile_step) {
-    __nv_bfloat16* keys = keys_of(tile);
     if (tile == last_tile) {
+      __nv_bfloat16* keys = keys_of(tile);
       const int own = run.position & (kTile - 1);
       const bool appends = first_in_group == 0;
 #pragma unroll
@@ -281,21 +298,15 @@ __global__ void __launch_bounds__(kThreads)
           *reinterpret_cast<uint4*>(keys + own * head_dim + d) = words;
         }
       }
-      const float* value = qkv + (p.heads + p.kv_heads + kv_head) * head_dim;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         const int d = 64 * c + 8 * g;
-        if (d >= head_dim) continue;
-        const float4 low = *reinterpret_cast<const float4*>(value + d);
-        const float4 high = *reinterpret_cast<const float4*>(value + d + 4);
-        const uint4 words = {Pack(low.x, low.y), Pack(low.z, low.w), Pack(high.x, high.y),
-                             Pack(high.z, high.w)};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          if (own == 2 * t + i % 2 + i / 2 * 8) v[i][c] = words;
+          if (own == 2 * t + i % 2 + i / 2 * 8) v[i][c] = own_v[c];
         }
-        if (appends && t == 0) {
-          *reinterpret_cast<uint4*>(keys + to_values + own * head_dim + d) = words;
+        if (appends && t == 0 && d < head_dim) {
+          *reinterpret_cast<uint4*>(keys + to_values + own * head_dim + d) = own_v[c];
         }
       }
     }
@@ -309,7 +320,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     const bool more = tile + tile_step <= last_tile;
-    if (more) keys = keys_of(tile + tile_step);
+    const __nv_bfloat16* keys = more ? keys_of(tile + tile_step) : nullptr;
     if (more) load_keys(keys, tile + tile_step);
     // Softmax of this lane's four positions and head.
     float weights[4];
@@ -383,8 +394,6 @@ __global__ void __launch_bounds__(kThreads)
     }
   };
   const int heads_stride = spread.heads * stride;
-  float* output = p.output + static_cast<long long>(run.row) * p.output_stride +
-                  static_cast<long long>(first_head) * head_dim;
   const auto put = [&](int h, int d, const Merged& merged) {
     const float scale = __fdividef(1.0f, merged.sum);
     *reinterpret_cast<float2*>(output + h * head_dim + d) =
@@ -461,13 +470,13 @@ void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream
   // As many parts as the device has room for; rows before parts.
   const int blocks = params.kv_heads * spread.owners * params.run_count;
   spread.cluster_shift = DeviceHasClusters() ? kMostClusterShift : 0;
-  while (spread.cluster_shift > 0 &&
-         (blocks << spread.cluster_shift > kEnoughBlocks || shared_bytes() > kMostSharedBytes)) {
+  while (spread.cluster_shift > 0 && (blocks << spread.cluster_shift > kEnoughClusterBlocks ||
+                                      shared_bytes() > kMostSharedBytes)) {
     --spread.cluster_shift;
   }
   spread.unit_shift = kBlockShift + spread.cluster_shift;
-  const int units =
-      std::clamp(kEnoughBlocks / (blocks << spread.cluster_shift), 1, kMaxAttentionParts);
+  const int enough = spread.cluster_shift > 1 ? kEnoughClusterBlocks : kEnoughBlocks;
+  const int units = std::clamp(enough / (blocks << spread.cluster_shift), 1, kMaxAttentionParts);
   const auto kernel = params.head_dim <= 64    ? AttentionStepKernel<1>
                       : params.head_dim <= 128 ? AttentionStepKernel<2>
                                                : AttentionStepKernel<4>;

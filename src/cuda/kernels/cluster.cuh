@@ -33,18 +33,23 @@ __device__ __forceinline__ unsigned RemoteAddress(const void* local, unsigned ra
   return address;
 }
 
-// Writes 8 bytes where `to` lies in the shared memory of the cluster's first block.
+// Writes 8 bytes where `to` lies in the shared memory of the cluster's block `rank`.
 template <class T>
-__device__ __forceinline__ void StoreInFirst(T* to, T value) {
+__device__ __forceinline__ void StoreIn(T* to, T value, unsigned rank) {
   static_assert(sizeof(T) == 8);
 #if __CUDA_ARCH__ >= 900
   long long bits;
   memcpy(&bits, &value, sizeof(bits));
-  asm volatile("st.shared::cluster.b64 [%0], %1;" ::"r"(RemoteAddress(to, 0)), "l"(bits)
+  asm volatile("st.shared::cluster.b64 [%0], %1;" ::"r"(RemoteAddress(to, rank)), "l"(bits)
                : "memory");
 #else
   *to = value;
 #endif
+}
+
+template <class T>
+__device__ __forceinline__ void StoreInFirst(T* to, T value) {
+  StoreIn(to, value, 0);
 }
 
 // Reads where `from` lies in the shared memory of the block `rank`, which must not have ended.
@@ -61,26 +66,14 @@ __device__ __forceinline__ unsigned long long LoadFrom(const unsigned long long*
   return *from;
 #endif
 }
-__device__ __forceinline__ uint4 LoadFrom(const uint4* from, unsigned rank) {
-#if __CUDA_ARCH__ >= 900
-  uint4 value;
-  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "r"(RemoteAddress(from, rank))
-               : "memory");
-  return value;
-#else
-  return *from;
-#endif
-}
-
 // atomicAdd in the first block's shared memory.
-__device__ __forceinline__ unsigned AddInFirst(unsigned* to, unsigned value) {
+__device__ __forceinline__ unsigned long long AddInFirst(unsigned long long* to,
+                                                         unsigned long long value) {
 #if __CUDA_ARCH__ >= 900
-  unsigned before;
-  asm volatile("atom.relaxed.cluster.shared::cluster.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "r"(RemoteAddress(to, 0)), "r"(value)
+  unsigned long long before;
+  asm volatile("atom.relaxed.cluster.shared::cluster.add.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "r"(RemoteAddress(to, 0)), "l"(value)
                : "memory");
   return before;
 #else

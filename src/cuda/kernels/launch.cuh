@@ -27,6 +27,14 @@ __device__ __forceinline__ void PdlTrigger() {
 #endif
 }
 
+// For what is used after PdlWait but known before: keeps the compiler from reading it only there,
+// where the first touch of a line of kernel parameters costs as much as a memory access.
+template <class T>
+__device__ __forceinline__ void ReadyBeforeWait(T* pointer) {
+  asm volatile("" ::"l"(pointer));
+}
+__device__ __forceinline__ void ReadyBeforeWait(float value) { asm volatile("" ::"f"(value)); }
+
 // Whether the current device knows programmatic dependent launch and thread block clusters: both
 // came with compute capability 9.0.
 bool DeviceHasPdl();

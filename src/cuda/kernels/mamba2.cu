@@ -203,13 +203,6 @@ struct HeadValues {
   }
 };
 
-// Keeps a value from being computed, or its kernel parameter from being read, only where it is
-// used: after PdlWait the first touch of a line of parameters costs as much as a memory access.
-template <class T>
-__device__ __forceinline__ void ReadyBefore(T* pointer) {
-  asm volatile("" ::"l"(pointer));
-}
-
 // kMany: heads_per_block may be more than one.
 template <int kTaps, bool kVector, bool kMany>
 __global__ void __launch_bounds__(kMaxThreads, 2)
@@ -250,9 +243,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const float* projected = p.projected + static_cast<long long>(run.row) * p.projected_stride;
   float* output = p.output + static_cast<long long>(run.row) * p.output_stride;
   float* newest = ring + static_cast<long long>(run.position % d_conv) * channels;
-  ReadyBefore(projected);
-  ReadyBefore(output);
-  ReadyBefore(newest);
+  ReadyBeforeWait(projected);
+  ReadyBeforeWait(output);
+  ReadyBeforeWait(newest);
 
   PdlWait();
   PdlTrigger();

@@ -1,13 +1,17 @@
 // Sampling by a cluster of blocks per row.
 //
 // A block owns a slice of the row. It applies the penalty to it, and each of its warps pushes the
-// slice's largest logit into the first block's shared memory. Greedy rows are done then. Others: a
-// threshold is selected by three passes over bits of the logits' order, from histograms of the
-// blocks' slices in shared memory that every block adds up for itself. With a top_k the candidates
-// above it are pushed into the first block's shared memory, ranked there and drawn in that order,
-// as the host's sampler does; otherwise the draw runs over all that is not below the threshold, in
-// order of id. Sums that decide are integers (2^-28 of the largest probability for the threshold,
-// 2^-40 for the draw), so a choice is a function of logits and seed.
+// slice's largest logit into the first block's shared memory. Greedy rows are done then.
+//
+// Others: as many logits as there are warps whose largest is no lower rank no lower than the n-th
+// of the warps' largest, so what reaches that is a short list that holds the n best. It is pushed
+// into the first block's shared memory, ranked there and drawn from in that order, as the host's
+// sampler does. Where that is not enough (a large top_k, a flat distribution), a threshold is
+// selected by passes over bits of the logits' order, from histograms of the slices that every block
+// adds up for itself; with a top_k the list is what reaches it, otherwise the draw runs over all of
+// it where it lies. Sums that decide are integers (2^-28 of the largest probability for the
+// threshold, 2^-40 for the draw) or taken in one order, so a choice is a function of logits and
+// seed.
 #include <cuda_runtime.h>
 
 #include "cuda/kernels/cluster.cuh"
@@ -23,11 +27,12 @@ constexpr int kCluster = 8;  // blocks of a row
 constexpr unsigned kAll = 0xffffffffu;
 // Histograms: bits of the order in one pass, and a bin's sum as two words of a number to base 2^14,
 // so that a slice of 2^18 logits cannot overflow them.
-constexpr int kBinBits = 11;
+constexpr int kBinBits = 9;
 constexpr int kBins = 1 << kBinBits;
-constexpr int kBinsPerThread = kBins / kThreads;
 constexpr int kLimbBits = 14;
-static_assert(kBinsPerThread == 4, "a thread reads its bins as one vector");
+static_assert(kBins == kThreads, "a thread adds up one bin");
+// Of the warps' largest logits, the one that bounds the short list where there is no top_k.
+constexpr int kUsualList = 96;
 using Weight = unsigned long long;
 
 // Order of floats as unsigned numbers.
@@ -48,12 +53,12 @@ __device__ __forceinline__ int IdOf(unsigned long long key) {
 }
 
 struct Shared {
-  unsigned low[kBins];
-  unsigned high[kBins];
+  uint2 bins[kBins];
   unsigned long long ranked[kMaxRankedTopK];   // RankKey; in the first block
-  unsigned long long best[kCluster * kWarps];  // RankKey; in the first block
+  unsigned long long best[kCluster * kWarps];  // RankKey of warps' largest
   unsigned long long chosen;                   // in the first block
-  unsigned gathered;                           // of `ranked`; in the first block
+  unsigned long long gathered;                 // of `ranked`; in the first block
+  unsigned long long bound;                    // RankKey
   Weight warp_sums[kWarps];
   Weight block_sum;
   unsigned bin;
@@ -68,10 +73,12 @@ struct Row {
   int end;
   int vocab;
   float largest;
-  float temperature;
+  float inverse_temperature;
   float least;  // smallest weight kept, relative to the largest
 
-  __device__ float WeightOf(float logit) const { return expf((logit - largest) / temperature); }
+  __device__ float WeightOf(float logit) const {
+    return expf((logit - largest) * inverse_temperature);
+  }
   // 0 for what min-p takes away.
   __device__ Weight KeptWeight(float logit) const {
     const float weight = WeightOf(logit);
@@ -166,10 +173,7 @@ __device__ Threshold SelectThreshold(const Row& row, Weight enough, Amount amoun
 #pragma unroll 1
   for (int bits_left = 32; bits_left > 0;) {
     const int shift = max(0, bits_left - kBinBits);
-    for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
-      shared.low[bin] = 0;
-      shared.high[bin] = 0;
-    }
+    shared.bins[threadIdx.x] = make_uint2(0, 0);
     __syncthreads();
     row.ForEach([&](int, float logit) {
       const unsigned order = OrderOf(logit);
@@ -178,37 +182,24 @@ __device__ Threshold SelectThreshold(const Row& row, Weight enough, Amount amoun
       const unsigned value = amount(logit);
       const unsigned bin = order >> shift & (kBins - 1);
       const unsigned low = value & ((1u << kLimbBits) - 1);
-      if (low != 0) atomicAdd(&shared.low[bin], low);
-      if (low != value) atomicAdd(&shared.high[bin], value >> kLimbBits);
+      if (low != 0) atomicAdd(&shared.bins[bin].x, low);
+      if (low != value) atomicAdd(&shared.bins[bin].y, value >> kLimbBits);
     });
     ClusterArrive();
     ClusterWait();
-    // Four bins of all blocks; the highest belong to the first thread.
-    const int first = kBins - kBinsPerThread * (static_cast<int>(threadIdx.x) + 1);
-    Weight sums[kBinsPerThread] = {};
+    // A bin of all blocks; the highest belongs to the first thread.
+    const int bin = kBins - 1 - static_cast<int>(threadIdx.x);
+    Weight sum = 0;
     for (unsigned rank = 0; rank < gridDim.x; ++rank) {
-      const uint4 low = LoadFrom(reinterpret_cast<const uint4*>(shared.low + first), rank);
-      const uint4 high = LoadFrom(reinterpret_cast<const uint4*>(shared.high + first), rank);
-      sums[0] += low.x + (Weight{high.x} << kLimbBits);
-      sums[1] += low.y + (Weight{high.y} << kLimbBits);
-      sums[2] += low.z + (Weight{high.z} << kLimbBits);
-      sums[3] += low.w + (Weight{high.w} << kLimbBits);
+      const unsigned long long limbs =
+          LoadFrom(reinterpret_cast<const unsigned long long*>(&shared.bins[bin]), rank);
+      sum += (limbs & kAll) + (limbs >> 32 << kLimbBits);
     }
-    Weight above =
-        threshold.above + BlockPrefix(sums[0] + sums[1] + sums[2] + sums[3], shared).before;
-    const bool passes_last = threadIdx.x == kThreads - 1;  // its last bin is chosen if no other is
-    if (threadIdx.x == 0) shared.bin = kBins;
-    __syncthreads();
-#pragma unroll
-    for (int i = kBinsPerThread - 1; i >= 0; --i) {
-      const bool reaches = above < enough && above + sums[i] >= enough;
-      const bool chosen = reaches || (passes_last && i == 0 && above + sums[i] < enough);
-      if (chosen) {
-        shared.bin = static_cast<unsigned>(first + i);
-        shared.above = above;
-        shared.of_bin = sums[i];
-      }
-      above += sums[i];
+    const Weight above = threshold.above + BlockPrefix(sum, shared).before;
+    if (above < enough && (above + sum >= enough || bin == 0)) {
+      shared.bin = static_cast<unsigned>(bin);
+      shared.above = above;
+      shared.of_bin = sum;
     }
     // Also: nobody clears a histogram that others read.
     ClusterArrive();
@@ -230,9 +221,10 @@ __device__ double Uniform(unsigned long long seed, unsigned long long index) {
   return static_cast<double>(z >> 11) * 0x1p-53;
 }
 
-// One warp draws from the first `count` of shared.ranked.
-__device__ int DrawInOrder(const Row& row, const SamplingRow& sampling, int count, double uniform,
-                           const Shared& shared) {
+// One warp draws from the first `count` of shared.ranked. `all` is the weight of all candidates,
+// and negative if these are all. Returns -1 if others may have to be drawn too.
+__device__ int DrawInOrder(const Row& row, const SamplingRow& sampling, int count, double all,
+                           double uniform, const Shared& shared) {
   const int lane = static_cast<int>(threadIdx.x);
   const int part = (count + 31) / 32;
   const int begin = min(count, lane * part);
@@ -250,7 +242,9 @@ __device__ int DrawInOrder(const Row& row, const SamplingRow& sampling, int coun
   for (int rank = begin; rank < end; ++rank) mine += weight(rank);
   double sum = inclusive(mine);
   // As the host's sampler: top-p is a share of all the probability, before min-p takes tokens.
-  const double enough = sampling.top_p < 1 ? sampling.top_p * __shfl_sync(kAll, sum, 31) : INFINITY;
+  const double of_these = __shfl_sync(kAll, sum, 31);
+  const double enough = sampling.top_p < 1 ? sampling.top_p * (all < 0 ? of_these : all) : INFINITY;
+  if (all >= 0 && of_these < enough && weight(count - 1) >= sampling.min_p) return -1;
   sum -= mine;
   mine = 0;
   int kept = 0;
@@ -275,37 +269,14 @@ __device__ int DrawInOrder(const Row& row, const SamplingRow& sampling, int coun
   return IdOf(shared.ranked[__shfl_sync(kAll, chosen, from)]);
 }
 
-// Draws from the top_k candidates in order of rank. The result is the first block's.
-__device__ int DrawRanked(const Row& row, const SamplingRow& sampling, double uniform,
-                          Shared& shared) {
-  const int count = min(sampling.top_k, row.vocab);
-  const Threshold threshold = SelectThreshold(
-      row, static_cast<Weight>(count), [](float) { return 1u; }, shared);
-  const auto above = static_cast<int>(threshold.above);
+// Ranks shared.ranked[0, count), the first block's. count <= kMaxRankedTopK.
+__device__ void Rank(int count, Shared& shared) {
   int size = 2;
   while (size < count) size *= 2;
-  if (threadIdx.x == 0) shared.gathered = 0;
-  if (blockIdx.x == 0) {
-    for (int i = count + static_cast<int>(threadIdx.x); i < size; i += kThreads) {
-      shared.ranked[i] = 0;
-    }
+  for (int i = count + static_cast<int>(threadIdx.x); i < size; i += kThreads) {
+    shared.ranked[i] = 0;
   }
-  // Of those equal to the threshold the lowest ids.
-  Weight equal = 0;
-  row.ForEachInOrder([&](int, float logit) { equal += OrderOf(logit) == threshold.order; });
-  auto rank = static_cast<int>(ClusterPrefix(equal, shared).before) + above;
-  row.ForEachInOrder([&](int id, float logit) {
-    const unsigned order = OrderOf(logit);
-    if (order > threshold.order) {
-      StoreInFirst(&shared.ranked[AddInFirst(&shared.gathered, 1u)], RankKey(logit, id));
-    } else if (order == threshold.order) {
-      if (rank < count) StoreInFirst(&shared.ranked[rank], RankKey(logit, id));
-      ++rank;
-    }
-  });
-  ClusterArrive();
-  ClusterWait();
-  if (blockIdx.x != 0) return 0;
+  __syncthreads();
   // Bitonic sort, the largest first.
   for (int run = 2; run <= size; run *= 2) {
     for (int step = run / 2; step > 0; step /= 2) {
@@ -323,11 +294,79 @@ __device__ int DrawRanked(const Row& row, const SamplingRow& sampling, double un
       __syncthreads();
     }
   }
-  return threadIdx.x < 32 ? DrawInOrder(row, sampling, count, uniform, shared) : 0;
 }
 
-// Draws from all candidates of at least the threshold, in order of id. The result is the first
-// block's.
+// The choice from what reaches the `count`-th of the warps' largest logits, or -1 if it may lie
+// elsewhere. `all` as for DrawInOrder.
+__device__ int DrawFromShortList(const Row& row, const SamplingRow& sampling, int count, double all,
+                                 double uniform, Shared& shared) {
+  const int warps = static_cast<int>(gridDim.x) * kWarps;
+  if (count > warps) return -1;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < warps) {
+    const unsigned long long mine = shared.best[thread];
+    int rank = 0;
+    for (int i = 0; i < warps; ++i) {
+      const unsigned long long other = shared.best[i];
+      rank += other > mine || (other == mine && i < thread);
+    }
+    if (rank == count - 1) shared.bound = mine;
+  }
+  __syncthreads();
+  const unsigned long long bound = shared.bound;
+  row.ForEach([&](int id, float logit) {
+    const unsigned long long key = RankKey(logit, id);
+    if (key < bound) return;
+    const unsigned long long at = AddInFirst(&shared.gathered, 1);
+    if (at < kMaxRankedTopK) StoreInFirst(&shared.ranked[at], key);
+  });
+  ClusterArrive();
+  ClusterWait();
+  int chosen = -1;
+  if (blockIdx.x == 0 && shared.gathered <= kMaxRankedTopK) {
+    const auto gathered = static_cast<int>(shared.gathered);
+    Rank(gathered, shared);
+    const int candidates = sampling.top_k > 0 ? count : gathered;
+    if (thread < 32) chosen = DrawInOrder(row, sampling, candidates, all, uniform, shared);
+  }
+  if (blockIdx.x == 0 && thread < static_cast<int>(gridDim.x)) {
+    StoreIn(&shared.chosen, static_cast<unsigned long long>(chosen), threadIdx.x);
+  }
+  __syncthreads();
+  if (thread == 0) shared.gathered = 0;
+  ClusterArrive();
+  ClusterWait();
+  return static_cast<int>(shared.chosen);
+}
+
+// Draws from the top_k candidates in order of rank. The result is the first block's.
+__device__ int DrawRanked(const Row& row, const SamplingRow& sampling, int count, double uniform,
+                          Shared& shared) {
+  const Threshold threshold = SelectThreshold(
+      row, static_cast<Weight>(count), [](float) { return 1u; }, shared);
+  // Of those equal to the threshold the lowest ids.
+  Weight equal = 0;
+  row.ForEachInOrder([&](int, float logit) { equal += OrderOf(logit) == threshold.order; });
+  int rank =
+      static_cast<int>(ClusterPrefix(equal, shared).before) + static_cast<int>(threshold.above);
+  row.ForEachInOrder([&](int id, float logit) {
+    const unsigned order = OrderOf(logit);
+    if (order > threshold.order) {
+      StoreInFirst(&shared.ranked[AddInFirst(&shared.gathered, 1)], RankKey(logit, id));
+    } else if (order == threshold.order) {
+      if (rank < count) StoreInFirst(&shared.ranked[rank], RankKey(logit, id));
+      ++rank;
+    }
+  });
+  ClusterArrive();
+  ClusterWait();
+  if (blockIdx.x != 0) return 0;
+  Rank(count, shared);
+  return threadIdx.x < 32 ? DrawInOrder(row, sampling, count, -1, uniform, shared) : 0;
+}
+
+// Draws from all candidates of at least the threshold, in the order in which threads visit them.
+// The result is the first block's.
 __device__ int DrawByThreshold(const Row& row, const SamplingRow& sampling, double uniform,
                                Shared& shared) {
   unsigned threshold = 0;
@@ -346,14 +385,14 @@ __device__ int DrawByThreshold(const Row& row, const SamplingRow& sampling, doub
     return OrderOf(logit) < threshold ? 0 : row.KeptWeight(logit);
   };
   Weight mine = 0;
-  row.ForEachInOrder([&](int, float logit) { mine += amount(logit); });
+  row.ForEach([&](int, float logit) { mine += amount(logit); });
   const Prefix prefix = ClusterPrefix(mine, shared);
   const Weight limit =
       min(static_cast<Weight>(uniform * static_cast<double>(prefix.all)), prefix.all - 1);
   if (mine > 0 && limit >= prefix.before && limit - prefix.before < mine) {
     Weight sum = prefix.before;
     int chosen = -1;
-    row.ForEachInOrder([&](int id, float logit) {
+    row.ForEach([&](int id, float logit) {
       if (chosen >= 0) return;
       sum += amount(logit);
       if (sum > limit) chosen = id;
@@ -365,11 +404,32 @@ __device__ int DrawByThreshold(const Row& row, const SamplingRow& sampling, doub
   return static_cast<int>(shared.chosen);
 }
 
+// The choice of a row that draws, in the first block. shared.best is the first block's.
+__device__ int Draw(const Row& row, const SamplingRow& sampling, Shared& shared) {
+  const double uniform = Uniform(sampling.seed, sampling.draws);
+  const int count = min(sampling.top_k, row.vocab);
+  double all = -1;
+  if (sampling.top_k == 0) {
+    if (sampling.top_p == 1 && sampling.min_p == 0) {
+      return DrawByThreshold(row, sampling, uniform, shared);
+    }
+    Weight mine = 0;
+    row.ForEach(
+        [&](int, float logit) { mine += static_cast<Weight>(row.WeightOf(logit) * 0x1p40f); });
+    all = static_cast<double>(ClusterPrefix(mine, shared).all) * 0x1p-40;
+  }
+  const int chosen = DrawFromShortList(row, sampling, sampling.top_k > 0 ? count : kUsualList, all,
+                                       uniform, shared);
+  if (chosen >= 0) return chosen;
+  return sampling.top_k > 0 ? DrawRanked(row, sampling, count, uniform, shared)
+                            : DrawByThreshold(row, sampling, uniform, shared);
+}
+
 // Penalises what the history's last tokens have in the slice, each once.
 __device__ void ApplyPenalty(const Row& row, const SamplingRow& sampling, const int* history,
                              Shared& shared) {
-  static_assert(kHistoryTokens <= kBins);
-  unsigned* tokens = shared.low;  // the newest first
+  static_assert(kHistoryTokens * sizeof(unsigned) <= sizeof(shared.bins));
+  unsigned* tokens = &shared.bins[0].x;  // the newest first
   const int window = static_cast<int>(
       min(static_cast<unsigned long long>(sampling.repeat_window), sampling.history_count));
   for (int i = threadIdx.x; i < window; i += kThreads) {
@@ -388,8 +448,10 @@ __device__ void ApplyPenalty(const Row& row, const SamplingRow& sampling, const 
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__ SampleParams p) {
+__global__ void __launch_bounds__(kThreads, 2)
+    SampleKernel(const __grid_constant__ SampleParams p) {
   __shared__ Shared shared;
+  if (threadIdx.x == 0) shared.gathered = 0;
   ClusterArrive();
   const int row_index = static_cast<int>(blockIdx.y);
   const SamplingRow sampling = p.sampling[row_index];
@@ -401,18 +463,30 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__
   row.begin = min(quarter, static_cast<int>(blockIdx.x) * slice);
   row.end = min(quarter, row.begin + slice);
   row.vocab = p.vocab;
-  row.temperature = sampling.temperature;
+  // Finite, so that the largest logit has weight 1 at any temperature.
+  row.inverse_temperature = fminf(__fdividef(1.0f, sampling.temperature), 1e30f);
   row.least = sampling.min_p;
   const bool active = sampling.active != 0;
+  int* history = p.history + static_cast<long long>(row_index) * kHistoryTokens;
+  int* newest = history + sampling.history_count % kHistoryTokens;
+  int* output = p.output + static_cast<long long>(sampling.steps % kOutputSteps) * p.output_stride +
+                row_index;
+  int* token = p.tokens + row_index;
+  SamplingRow* progress = p.sampling + row_index;
+  int* next_position = &p.runs[row_index].position;
+  ReadyBeforeWait(newest);
+  ReadyBeforeWait(output);
+  ReadyBeforeWait(token);
+  ReadyBeforeWait(progress);
+  ReadyBeforeWait(next_position);
   PdlWait();
   PdlTrigger();
   if (active && sampling.repeat_penalty != 1.0f) {
-    ApplyPenalty(row, sampling, p.history + static_cast<long long>(row_index) * kHistoryTokens,
-                 shared);
+    ApplyPenalty(row, sampling, history, shared);
   }
   // Largest logit and its lowest index. What is not a number ranks above everything.
   float best = -INFINITY;
-  int best_index = p.vocab;
+  int best_index = row.vocab;
   bool broken = false;
   row.ForEach([&](int id, float logit) {
     broken = broken || isnan(logit);
@@ -433,9 +507,16 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__
   ClusterWait();
   const bool draws = sampling.temperature > 0;
   if (!active || (blockIdx.x != 0 && !draws)) return;
+  if (draws && blockIdx.x != 0) {
+    // Every block has the warps' largest for itself.
+    if (threadIdx.x < gridDim.x * kWarps) {
+      shared.best[threadIdx.x] = LoadFrom(&shared.best[threadIdx.x], 0);
+    }
+    __syncthreads();
+  }
   unsigned long long key = 0;
   for (unsigned i = threadIdx.x % 32; i < gridDim.x * kWarps; i += 32) {
-    key = max(key, draws ? LoadFrom(&shared.best[i], 0) : shared.best[i]);
+    key = max(key, shared.best[i]);
   }
   const auto upper = static_cast<unsigned>(key >> 32);
   const unsigned top = __reduce_max_sync(kAll, upper);
@@ -444,30 +525,21 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__
   row.largest = LogitOf(key);
   broken = isnan(row.largest) || isinf(row.largest);
   int chosen = IdOf(key);
-  if (draws) {
-    const double uniform = Uniform(sampling.seed, sampling.draws);
-    if (broken) {
-      // No block ends while others read its memory.
-      ClusterArrive();
-      ClusterWait();
-    } else if (sampling.top_k > 0) {
-      chosen = DrawRanked(row, sampling, uniform, shared);
-    } else {
-      chosen = DrawByThreshold(row, sampling, uniform, shared);
-    }
+  if (draws && !broken) {
+    chosen = Draw(row, sampling, shared);
+  } else if (draws) {
+    // No block ends while others read its memory.
+    ClusterArrive();
+    ClusterWait();
   }
-  if (blockIdx.x != 0) return;
-  if (threadIdx.x != 0) return;
-  p.output[static_cast<long long>(sampling.steps % kOutputSteps) * p.output_stride + row_index] =
-      broken ? -1 : chosen;
-  p.tokens[row_index] = broken ? 0 : chosen;
-  p.history[static_cast<long long>(row_index) * kHistoryTokens +
-            sampling.history_count % kHistoryTokens] = broken ? 0 : chosen;
-  p.runs[row_index].position = position + 1;
-  SamplingRow& progress = p.sampling[row_index];
-  progress.history_count = sampling.history_count + 1;
-  progress.steps = sampling.steps + 1;
-  if (draws) progress.draws = sampling.draws + 1;
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  *output = broken ? -1 : chosen;
+  *token = broken ? 0 : chosen;
+  *newest = broken ? 0 : chosen;
+  *next_position = position + 1;
+  progress->history_count = sampling.history_count + 1;
+  progress->steps = sampling.steps + 1;
+  if (draws) progress->draws = sampling.draws + 1;
 }
 
 }  // namespace
