@@ -140,7 +140,7 @@ int SharedFloats(int heads, int head_dim, int cluster) {
 
 // kChunks: head_dim in units of 64, rounded up.
 template <int kChunks>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
     AttentionStepKernel(const __grid_constant__ AttentionParams p, const Spread spread) {
   constexpr int kSlices = 2 * kChunks;  // of 32 dimensions
   const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -439,25 +439,17 @@ dim3 GridOf(const Mamba2Params& p, int heads_per_block) {
 }
 int WarpsOf(const Mamba2Params& p) { return (p.d_state + kWarpRows - 1) / kWarpRows; }
 
-// A divisor of the heads of a group with which all blocks end at about the same time.
+// One head per block has the least latency; where there are blocks for several turns on a device,
+// loading ahead pays, and two heads are enough for that.
 int HeadsPerBlock(const Mamba2Params& p) {
-  constexpr int kThreadsAtOnce = 132 * 512;  // of a large device, with the kernel's registers
-  constexpr double kBeginning = 0.7;         // what a block does once, in heads
-  const int at_once = kThreadsAtOnce / (WarpsOf(p) * 32);
+  constexpr int kThreadsOfTwoTurns = 2 * 132 * 512;
   const int parts = (p.head_dim + kPart - 1) / kPart;
   const int of_group = p.heads / p.groups;
-  int best = 1;
-  double best_time = 0;
-  for (int heads = 1; heads <= of_group; ++heads) {
-    if (of_group % heads != 0) continue;
-    const int blocks = p.heads / heads * parts * p.run_count;
-    const double time = (blocks + at_once - 1) / at_once * (heads + kBeginning);
-    if (heads == 1 || time < best_time) {
-      best = heads;
-      best_time = time;
-    }
+  if (p.heads * parts * p.run_count * WarpsOf(p) * 32 < kThreadsOfTwoTurns) return 1;
+  for (const int heads : {2, 3}) {
+    if (of_group % heads == 0) return heads;
   }
-  return best;
+  return 1;
 }
 
 }  // namespace

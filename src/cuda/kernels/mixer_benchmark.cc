@@ -3,6 +3,7 @@
 // cache. Prints microseconds per kernel and, of the bytes that it must move, GB/s.
 //   mixer_benchmark [FILTER]      (a part of a row's name)
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -192,15 +193,20 @@ void TimeAttention(const AttentionCase& c, int batch, int positions) {
   });
 }
 
-void TimeSample(const char* kind, int vocab, int batch, float temperature, int top_k, float top_p) {
-  const std::string name = std::string("sample ") + kind + " of " + std::to_string(vocab) +
+// peaked: few tokens are likely, as in text; otherwise thousands are.
+void TimeSample(const char* kind, bool peaked, int batch, float temperature, int top_k,
+                float top_p) {
+  constexpr int vocab = 100352;
+  const std::string name = std::string("sample ") + kind + (peaked ? " peaked" : " flat") +
                            " batch " + std::to_string(batch);
   if (!Wanted(name)) return;
   const auto rows = static_cast<size_t>(batch);
   // Of several steps, so that they lie in the L2 cache at most as after the head's matrix.
   constexpr size_t kBuffers = 4;
   const size_t floats = rows * static_cast<size_t>(vocab);
-  const DeviceArray<float> logits(RandomFloats(1, kBuffers * floats, -8, 8));
+  std::vector<float> values = RandomFloats(1, kBuffers * floats, 1e-6f, 1);
+  for (float& value : values) value = peaked ? -1.2f * std::log(value) : 16 * value;
+  const DeviceArray<float> logits(values);
   std::vector<SamplingRow> sampling(rows);
   for (size_t i = 0; i < rows; ++i) {
     sampling[i] = {};
@@ -264,10 +270,15 @@ void TimeAll() {
     for (const int batch : {1, 8, 32, 128}) TimeAttention(c, batch, 512);
     for (const int batch : {1, 8}) TimeAttention(c, batch, 8192);
   }
-  for (const int batch : {1, 8, 128}) TimeSample("greedy", 100352, batch, 0, 0, 1);
-  TimeSample("top-k 40", 100352, 1, 0.8f, 40, 1);
-  TimeSample("top-p 0.9", 100352, 1, 0.8f, 0, 0.9f);
-  TimeSample("temperature", 100352, 1, 0.8f, 0, 1);
+  for (const int batch : {1, 128}) {
+    TimeSample("greedy", true, batch, 0, 0, 1);
+    for (const bool peaked : {true, false}) {
+      TimeSample("temperature", peaked, batch, 0.8f, 0, 1);
+      TimeSample("top-k 40", peaked, batch, 0.8f, 40, 1);
+      TimeSample("top-k 500", peaked, batch, 0.8f, 500, 1);
+      TimeSample("top-p 0.9", peaked, batch, 0.8f, 0, 0.9f);
+    }
+  }
   for (const int batch : {1, 128}) TimeRmsNorm(8192, 8, batch);
 }
 
