@@ -13,6 +13,8 @@ struct CudaOptions {
   // Activations keep all f32 bits: matches the reference to rounding. Otherwise they are rounded to
   // bf16 where they meet weights, and keys and values are kept as bf16.
   bool f32 = false;
+  // Batches of at least so many tokens run through kernels for many tokens (not with f32).
+  int wide_tokens = 257;
   // Called as weights are loaded, with the part that is done, in [0, 1]. May be empty.
   std::function<void(double fraction)> progress = nullptr;
 };

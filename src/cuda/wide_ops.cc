@@ -1,0 +1,244 @@
+#include "cuda/wide_ops.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "cuda/kernels/attention_chunks.h"
+#include "cuda/kernels/bf16_rows.h"
+#include "cuda/kernels/mamba2_chunks.h"
+#include "cuda/op_params.h"
+
+namespace adder::cuda {
+namespace {
+
+// Tokens of a product are rounded up to a multiple of this, so that few shapes are ever seen. The
+// rows beyond a slice belong to nobody.
+constexpr int kRowStep = 64;
+static_assert(kWideSliceRows % kRowStep == 0);
+
+int Narrow(int64_t value) { return static_cast<int>(value); }
+
+// Largest sizes over a program's ops, in elements.
+struct ScratchSizes {
+  size_t activations = 0;
+  size_t unpacked = 0;
+  size_t gates = 0;
+  size_t convolved = 0;
+  size_t state = 0;
+  size_t steps = 0;
+  size_t widened = 0;
+};
+
+void Raise(size_t& size, int64_t value) { size = std::max(size, static_cast<size_t>(value)); }
+
+}  // namespace
+
+bool WideOps::Support(const Program& program) {
+  for (const Op& op : program.ops) {
+    if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
+      const Mamba2& m = mamba->mixer;
+      if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), Narrow(m.d_conv))) {
+        return false;
+      }
+    } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
+      if (!AttentionChunksSupport(Narrow(attention->mixer.head_dim),
+                                  Narrow(program.layout.page_positions))) {
+        return false;
+      }
+    } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+      const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
+      // Norms read groups four values at a time.
+      if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
+        return false;
+      }
+    } else if (!std::holds_alternative<EmbedOp>(op.body)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+WideOps::WideOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
+                 const Stream& stream, int multiprocessors)
+    : program_(program),
+      weights_(weights),
+      state_(state),
+      stream_(stream),
+      multiprocessors_(multiprocessors),
+      is_bf16_(program.buffers.size(), false) {
+  constexpr int64_t kRows = kWideSliceRows;
+  ScratchSizes sizes;
+  for (const Op& op : program.ops) {
+    if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+      if (linear->logits_rows_only) continue;
+      const PackedMatrix& matrix = weights.matrix(linear->linear.weight);
+      Raise(sizes.activations, kRows * Bf16Stride(matrix.cols));
+      Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
+      if (linear->epilogue == Epilogue::kSiluMul) {
+        Raise(sizes.gates, kRows * Bf16Stride(matrix.rows));
+      }
+    } else if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
+      const Mamba2& m = mamba->mixer;
+      Raise(sizes.convolved, kRows * m.conv_channels());
+      Raise(sizes.state, kWideSlicePieces * m.inner() * m.d_state);
+      Raise(sizes.steps, kRows * m.heads);
+    }
+  }
+  size_t total = 0;
+  const auto place = [&total](size_t bytes) {
+    const size_t offset = total;
+    total += (bytes + 255) / 256 * 256;
+    return offset;
+  };
+  std::vector<size_t> offsets;
+  for (size_t b = 0; b < program.buffers.size(); ++b) {
+    const auto id = static_cast<BufferId>(b);
+    // The head's rows are the executor's.
+    const int64_t rows = id == program.logits ? 0 : kRows;
+    offsets.push_back(place(static_cast<size_t>(rows * Stride(id)) * sizeof(float)));
+    if (id != program.logits) Raise(sizes.widened, kRows * Stride(id));
+  }
+  constexpr size_t kBf16 = sizeof(__nv_bfloat16);
+  const size_t activations = place(sizes.activations * kBf16);
+  const size_t unpacked = place(sizes.unpacked * kBf16);
+  const size_t gates = place(sizes.gates * kBf16);
+  const size_t convolved = place(sizes.convolved * kBf16);
+  const size_t before = place(sizes.state * kBf16);
+  const size_t added = place(sizes.state * sizeof(float));
+  const size_t steps = place(sizes.steps * sizeof(float2));
+  const size_t widened = place(sizes.widened * sizeof(float));
+  memory_ = DeviceMemory(total);
+  const auto at = [this](size_t offset) { return memory_.as<std::byte>() + offset; };
+  for (size_t offset : offsets) buffers_.push_back(reinterpret_cast<float*>(at(offset)));
+  activations_ = reinterpret_cast<__nv_bfloat16*>(at(activations));
+  unpacked_ = reinterpret_cast<__nv_bfloat16*>(at(unpacked));
+  gates_ = reinterpret_cast<__nv_bfloat16*>(at(gates));
+  convolved_ = reinterpret_cast<__nv_bfloat16*>(at(convolved));
+  before_ = reinterpret_cast<__nv_bfloat16*>(at(before));
+  added_ = reinterpret_cast<float*>(at(added));
+  steps_ = reinterpret_cast<float2*>(at(steps));
+  widened_ = reinterpret_cast<float*>(at(widened));
+}
+
+int WideOps::Width(BufferId id) const { return BufferWidth(program_, id); }
+int WideOps::Stride(BufferId id) const { return BufferStride(program_, id); }
+
+float* WideOps::F32Values(BufferId id) {
+  is_bf16_[static_cast<size_t>(id)] = false;
+  return Values(id);
+}
+
+__nv_bfloat16* WideOps::Bf16Values(BufferId id) {
+  is_bf16_[static_cast<size_t>(id)] = true;
+  return reinterpret_cast<__nv_bfloat16*>(Values(id));
+}
+
+float* WideOps::WidenedValues(BufferId id, int rows) {
+  if (!is_bf16_[static_cast<size_t>(id)]) return Values(id);
+  LaunchWiden(reinterpret_cast<const __nv_bfloat16*>(Values(id)), rows, Width(id), widened_,
+              Stride(id), stream_.get());
+  return widened_;
+}
+
+WideOps::Bf16Rows WideOps::Activations(BufferId id, const std::optional<RmsNorm>& norm, int rows) {
+  if (is_bf16_[static_cast<size_t>(id)] && !norm) {
+    return {reinterpret_cast<const __nv_bfloat16*>(Values(id)), Width(id)};
+  }
+  Bf16NormParams params;
+  params.input = WidenedValues(id, rows);
+  params.stride = Stride(id);
+  params.rows = rows;
+  params.width = Width(id);
+  if (norm) {
+    params.groups = Narrow(norm->groups);
+    params.weight = weights_.vector(norm->weight);
+    params.eps = norm->eps;
+  }
+  params.output = activations_;
+  LaunchBf16Norm(params, stream_.get());
+  return {activations_, Width(id)};
+}
+
+// `product` says what becomes of the result.
+void WideOps::Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int rows,
+                       DenseProduct product) {
+  LaunchUnpack(matrix, 0, unpacked_, stream_.get());
+  product.tokens = (rows + kRowStep - 1) / kRowStep * kRowStep;
+  product.rows = matrix.rows;
+  product.cols = matrix.cols;
+  product.activations = input.data;
+  product.activations_stride = Bf16Stride(input.width);
+  product.weights = unpacked_;
+  product.weights_stride = Bf16Stride(matrix.cols);
+  products_.Launch(product, stream_);
+}
+
+void WideOps::Launch(const Op& op, const Slice& slice) {
+  std::visit([&](const auto& body) { Launch(body, slice); }, op.body);
+}
+
+void WideOps::Launch(const EmbedOp& op, const Slice& slice) {
+  LaunchEmbed(weights_.matrix(op.embedding), slice.tokens, slice.rows, op.scale, F32Values(op.output),
+              Stride(op.output), stream_.get());
+}
+
+void WideOps::Launch(const LinearOp& op, const Slice& slice) {
+  const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
+  const float* bias = weights_.vector(op.linear.bias);
+  const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
+  DenseProduct product;
+  if (op.epilogue == Epilogue::kSiluMul) {
+    product.output = gates_;
+    product.output_bf16 = true;
+    product.output_stride = Bf16Stride(matrix.rows);
+    Multiply(matrix, input, slice.rows, product);
+    LaunchSiluMul(gates_, bias, slice.rows, matrix.rows / 2, Bf16Values(op.output), stream_.get());
+    return;
+  }
+  product.scale = op.scale;
+  product.add = op.epilogue == Epilogue::kAdd;
+  product.output = F32Values(op.output);
+  product.output_stride = Stride(op.output);
+  Multiply(matrix, input, slice.rows, product);
+  if (bias != nullptr) {
+    LaunchAddBias(bias, op.scale, slice.rows, matrix.rows, Values(op.output), Stride(op.output),
+                  stream_.get());
+  }
+}
+
+void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
+  Mamba2ChunkParams params;
+  params.mixer = MixerParams(op, weights_, state_, slice);
+  params.mixer.projected = Values(op.input);
+  params.mixer.projected_stride = Stride(op.input);
+  params.mixer.output = F32Values(op.output);
+  params.mixer.output_stride = Stride(op.output);
+  params.rows = slice.rows;
+  params.pieces = slice.pieces;
+  params.piece_count = slice.piece_count;
+  params.first_pieces = slice.first_pieces;
+  params.convolved = convolved_;
+  params.steps = steps_;
+  params.added = added_;
+  params.before = before_;
+  LaunchMamba2Chunks(params, multiprocessors_, stream_.get());
+}
+
+void WideOps::Launch(const AttentionOp& op, const Slice& slice) {
+  AttentionChunkParams params;
+  params.attention = MixerParams(op, program_, weights_, state_, slice);
+  params.attention.qkv = Values(op.input);
+  params.attention.qkv_stride = Stride(op.input);
+  params.pieces = slice.pieces;
+  params.piece_count = slice.piece_count;
+  LaunchKvAppend(params.attention, stream_.get());
+  params.output = Bf16Values(op.output);
+  params.output_stride = Bf16Stride(Width(op.output));
+  LaunchAttentionChunks(params, stream_.get());
+}
+
+void WideOps::Launch(const RouterOp&, const Slice&) { Fail("unsupported"); }
+void WideOps::Launch(const ExpertGateUpOp&, const Slice&) { Fail("unsupported"); }
+void WideOps::Launch(const ExpertDownOp&, const Slice&) { Fail("unsupported"); }
+
+}  // namespace adder::cuda

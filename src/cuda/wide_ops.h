@@ -1,0 +1,81 @@
+// The ops of a program over slices of many tokens: dense bf16 products on unpacked weights, the
+// chunked Mamba-2 scan, attention on tensor cores.
+//
+// Has activation buffers of its own, since decode graphs hold pointers to those of the executor.
+// Some activations are bf16 here; they lie at the beginning of their f32 buffer.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cuda/blas.h"
+#include "cuda/device_memory.h"
+#include "cuda/device_state.h"
+#include "cuda/device_weights.h"
+#include "cuda/slice.h"
+#include "program/program.h"
+
+namespace adder::cuda {
+
+class WideOps {
+ public:
+  // Whether the kernels handle every op of the program.
+  static bool Support(const Program& program);
+
+  // Takes the memory for kWideSliceRows tokens. The arguments must outlive it.
+  WideOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
+          const Stream& stream, int multiprocessors);
+
+  // Puts one op on the stream. Not for the head: its rows are few.
+  void Launch(const Op& op, const Slice& slice);
+
+  // f32 rows, as distant as the executor's.
+  float* Values(BufferId id) const { return buffers_[static_cast<size_t>(id)]; }
+  // The same for a buffer that may hold bf16; valid until the next call.
+  float* WidenedValues(BufferId id, int rows);
+
+ private:
+  // Rows of bf16, Bf16Stride(width) apart.
+  struct Bf16Rows {
+    const __nv_bfloat16* data = nullptr;
+    int width = 0;
+  };
+
+  int Width(BufferId id) const;
+  int Stride(BufferId id) const;
+  // Rows of a buffer whose contents are f32 or bf16 from now on.
+  float* F32Values(BufferId id);
+  __nv_bfloat16* Bf16Values(BufferId id);
+  Bf16Rows Activations(BufferId id, const std::optional<RmsNorm>& norm, int rows);
+  void Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int rows, DenseProduct product);
+
+  void Launch(const EmbedOp& op, const Slice& slice);
+  void Launch(const LinearOp& op, const Slice& slice);
+  void Launch(const Mamba2Op& op, const Slice& slice);
+  void Launch(const AttentionOp& op, const Slice& slice);
+  void Launch(const RouterOp& op, const Slice& slice);
+  void Launch(const ExpertGateUpOp& op, const Slice& slice);
+  void Launch(const ExpertDownOp& op, const Slice& slice);
+
+  const Program& program_;
+  const DeviceWeights& weights_;
+  const DeviceState& state_;
+  const Stream& stream_;
+  const int multiprocessors_;
+  DenseProducts products_;
+
+  DeviceMemory memory_;
+  std::vector<float*> buffers_;
+  std::vector<bool> is_bf16_;
+  __nv_bfloat16* activations_ = nullptr;  // operand of the next product
+  __nv_bfloat16* unpacked_ = nullptr;     // its weights
+  __nv_bfloat16* gates_ = nullptr;        // gate | up before their product
+  __nv_bfloat16* convolved_ = nullptr;
+  __nv_bfloat16* before_ = nullptr;
+  float* added_ = nullptr;
+  float2* steps_ = nullptr;
+  float* widened_ = nullptr;
+};
+
+}  // namespace adder::cuda
