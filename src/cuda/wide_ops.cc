@@ -27,7 +27,14 @@ struct ScratchSizes {
   size_t state = 0;
   size_t steps = 0;
   size_t widened = 0;
+  size_t scores = 0;
+  size_t expert_rows = 0;
+  size_t expert_order = 0;
+  size_t expert_tiles = 0;
 };
+
+// Between a router's rows of scores.
+int ScoresStride(const PackedMatrix& router) { return (router.rows + 3) / 4 * 4; }
 
 void Raise(size_t& size, int64_t value) { size = std::max(size, static_cast<size_t>(value)); }
 
@@ -51,8 +58,10 @@ bool WideOps::Support(const Program& program) {
       if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
         return false;
       }
-    } else if (!std::holds_alternative<EmbedOp>(op.body)) {
-      return false;
+    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
+      if (router->experts > kMostGroupedExperts) return false;
+    } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
+      if (gate_up->intermediate % 8 != 0) return false;
     }
   }
   return true;
@@ -82,6 +91,18 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
       Raise(sizes.convolved, kRows * m.conv_channels());
       Raise(sizes.state, kWideSlicePieces * m.inner() * m.d_state);
       Raise(sizes.steps, kRows * m.heads);
+    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
+      const PackedMatrix& matrix = weights.matrix(router->router.weight);
+      Raise(sizes.activations, kRows * Bf16Stride(matrix.cols));
+      Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
+      Raise(sizes.scores, kRows * ScoresStride(matrix));
+      Raise(sizes.expert_order, kRows * router->top_k);
+      Raise(sizes.expert_tiles,
+            MostExpertTiles(Narrow(kRows * router->top_k), Narrow(router->experts)));
+    } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
+      Raise(sizes.activations, kRows * Bf16Stride(weights.stack(gate_up->gate_up).cols));
+    } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
+      Raise(sizes.expert_rows, kRows * down->top_k * Bf16Stride(weights.stack(down->down).rows));
     }
   }
   size_t total = 0;
@@ -107,6 +128,11 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
   const size_t added = place(sizes.state * sizeof(float));
   const size_t steps = place(sizes.steps * sizeof(float2));
   const size_t widened = place(sizes.widened * sizeof(float));
+  const size_t scores = place(sizes.scores * sizeof(float));
+  const size_t expert_rows = place(sizes.expert_rows * kBf16);
+  const size_t expert_order = place(sizes.expert_order * sizeof(int));
+  const size_t expert_tiles = place(sizes.expert_tiles * sizeof(ExpertTile));
+  const size_t expert_tile_count = place(sizeof(int));
   memory_ = DeviceMemory(total);
   const auto at = [this](size_t offset) { return memory_.as<std::byte>() + offset; };
   for (size_t offset : offsets) buffers_.push_back(reinterpret_cast<float*>(at(offset)));
@@ -118,6 +144,11 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
   added_ = reinterpret_cast<float*>(at(added));
   steps_ = reinterpret_cast<float2*>(at(steps));
   widened_ = reinterpret_cast<float*>(at(widened));
+  scores_ = reinterpret_cast<float*>(at(scores));
+  expert_rows_ = reinterpret_cast<__nv_bfloat16*>(at(expert_rows));
+  expert_order_ = reinterpret_cast<int*>(at(expert_order));
+  expert_tiles_ = reinterpret_cast<ExpertTile*>(at(expert_tiles));
+  expert_tile_count_ = reinterpret_cast<int*>(at(expert_tile_count));
 }
 
 int WideOps::Width(BufferId id) const { return BufferWidth(program_, id); }
@@ -125,11 +156,13 @@ int WideOps::Stride(BufferId id) const { return BufferStride(program_, id); }
 
 float* WideOps::F32Values(BufferId id) {
   is_bf16_[static_cast<size_t>(id)] = false;
+  if (normalized_ == id) normalized_ = kNoId;
   return Values(id);
 }
 
 __nv_bfloat16* WideOps::Bf16Values(BufferId id) {
   is_bf16_[static_cast<size_t>(id)] = true;
+  if (normalized_ == id) normalized_ = kNoId;
   return reinterpret_cast<__nv_bfloat16*>(Values(id));
 }
 
@@ -144,6 +177,10 @@ WideOps::Bf16Rows WideOps::Activations(BufferId id, const std::optional<RmsNorm>
   if (is_bf16_[static_cast<size_t>(id)] && !norm) {
     return {reinterpret_cast<const __nv_bfloat16*>(Values(id)), Width(id)};
   }
+  // The ops of a block that read the residual share one norm.
+  if (norm && normalized_ == id && norm_weight_ == norm->weight) return {activations_, Width(id)};
+  normalized_ = norm ? id : kNoId;
+  norm_weight_ = norm ? norm->weight : kNoId;
   Bf16NormParams params;
   params.input = WidenedValues(id, rows);
   params.stride = Stride(id);
@@ -237,8 +274,56 @@ void WideOps::Launch(const AttentionOp& op, const Slice& slice) {
   LaunchAttentionChunks(params, stream_.get());
 }
 
-void WideOps::Launch(const RouterOp&, const Slice&) { Fail("unsupported"); }
-void WideOps::Launch(const ExpertGateUpOp&, const Slice&) { Fail("unsupported"); }
-void WideOps::Launch(const ExpertDownOp&, const Slice&) { Fail("unsupported"); }
+ExpertGroups WideOps::Groups(BufferId routing, int64_t top_k, size_t experts, int rows) const {
+  ExpertGroups groups;
+  groups.tokens = rows;
+  groups.top_k = Narrow(top_k);
+  groups.experts = static_cast<int>(experts);
+  groups.routing = Values(routing);
+  groups.routing_stride = Stride(routing);
+  groups.order = expert_order_;
+  groups.tiles = expert_tiles_;
+  groups.tile_count = expert_tile_count_;
+  return groups;
+}
+
+ExpertGroups WideOps::Grouped(BufferId routing, int64_t top_k, size_t experts, int rows) {
+  const ExpertGroups groups = Groups(routing, top_k, experts, rows);
+  if (grouped_ != routing) LaunchGroupExperts(groups, stream_.get());
+  grouped_ = routing;
+  return groups;
+}
+
+void WideOps::Launch(const RouterOp& op, const Slice& slice) {
+  const PackedMatrix& matrix = weights_.matrix(op.router.weight);
+  DenseProduct product;
+  product.output = scores_;
+  product.output_stride = ScoresStride(matrix);
+  Multiply(matrix, Activations(op.input, op.norm, slice.rows), slice.rows, product);
+  if (const float* bias = weights_.vector(op.router.bias)) {
+    LaunchAddBias(bias, 1, slice.rows, matrix.rows, scores_, product.output_stride, stream_.get());
+  }
+  float* routing = F32Values(op.output);
+  LaunchChooseExperts(scores_, product.output_stride,
+                      Groups(op.output, op.top_k, static_cast<size_t>(op.experts), slice.rows),
+                      routing, stream_.get());
+  grouped_ = kNoId;
+}
+
+void WideOps::Launch(const ExpertGateUpOp& op, const Slice& slice) {
+  const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
+  const ExpertGroups groups = Grouped(op.routing, op.top_k, op.gate_up.size(), slice.rows);
+  LaunchGroupedGateUp(groups, weights_.stack(op.gate_up), input.data, Bf16Values(op.output),
+                      stream_.get());
+}
+
+void WideOps::Launch(const ExpertDownOp& op, const Slice& slice) {
+  const PackedMatrix& stack = weights_.stack(op.down);
+  const ExpertGroups groups = Grouped(op.routing, op.top_k, op.down.size(), slice.rows);
+  LaunchGroupedDown(groups, stack, reinterpret_cast<const __nv_bfloat16*>(Values(op.input)),
+                    expert_rows_, stream_.get());
+  LaunchCombineExperts(groups, expert_rows_, op.scale, stack.rows, F32Values(op.output),
+                       Stride(op.output), stream_.get());
+}
 
 }  // namespace adder::cuda

@@ -13,6 +13,7 @@
 #include "cuda/device_memory.h"
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
+#include "cuda/kernels/expert_groups.h"
 #include "cuda/slice.h"
 #include "program/program.h"
 
@@ -48,6 +49,9 @@ class WideOps {
   float* F32Values(BufferId id);
   __nv_bfloat16* Bf16Values(BufferId id);
   Bf16Rows Activations(BufferId id, const std::optional<RmsNorm>& norm, int rows);
+  ExpertGroups Groups(BufferId routing, int64_t top_k, size_t experts, int rows) const;
+  // The same with its lists filled.
+  ExpertGroups Grouped(BufferId routing, int64_t top_k, size_t experts, int rows);
   void Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int rows, DenseProduct product);
 
   void Launch(const EmbedOp& op, const Slice& slice);
@@ -76,6 +80,17 @@ class WideOps {
   float* added_ = nullptr;
   float2* steps_ = nullptr;
   float* widened_ = nullptr;
+  float* scores_ = nullptr;             // of a router
+  __nv_bfloat16* expert_rows_ = nullptr;  // [tokens * top_k, width]: what experts add
+  int* expert_order_ = nullptr;
+  ExpertTile* expert_tiles_ = nullptr;
+  int* expert_tile_count_ = nullptr;
+
+  // What activations_ holds: a buffer, normalised; kNoId: something else.
+  BufferId normalized_ = kNoId;
+  VectorId norm_weight_ = kNoId;
+  // The routing that the experts' lists are of.
+  BufferId grouped_ = kNoId;
 };
 
 }  // namespace adder::cuda

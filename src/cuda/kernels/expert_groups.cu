@@ -1,0 +1,357 @@
+// Grouping: one block counts the pairs of each expert in shared memory, lays the experts' rows and
+// tiles out one after the other, and scatters the pairs. The order of an expert's rows depends on
+// timing; no result does, since rows do not meet.
+//
+// Products: a block of 4 warps owns eight tiles of a packed matrix, two per warp, and one tile of
+// kGroupRows rows. Phases per chunk of 64 columns: weights of the next chunk are loaded to
+// registers and rows of the next but one are on their way to shared memory while this chunk's
+// weights are scaled, rounded to bf16 and multiplied. Results go through shared memory to be
+// written in whole lines. Blocks beyond the number of tiles, which only the device knows, end at
+// once.
+#include <algorithm>
+
+#include "cuda/kernels/bf16_rows.h"
+#include "cuda/kernels/expert_groups.h"
+#include "cuda/kernels/launch.cuh"
+#include "cuda/kernels/linear_fragments.cuh"
+#include "cuda/kernels/tensor_core.cuh"
+
+namespace adder::cuda {
+namespace {
+
+constexpr int kGroupThreads = 1024;
+constexpr int kThreads = 128;
+constexpr int kTilesPerWarp = 2;
+constexpr int kTilesPerBlock = kTilesPerWarp * kThreads / 32;
+constexpr int kStages = 3;
+constexpr int kStageBytes = kGroupRows * kChunkCols * 2;
+constexpr int kRowTiles = kGroupRows / 8;
+
+__global__ void __launch_bounds__(kThreads)
+    ChooseKernel(const float* scores, int scores_stride, int tokens, int experts, int top_k,
+                 float* routing, int routing_stride) {
+  PdlWait();
+  PdlTrigger();
+  const int token = static_cast<int>(blockIdx.x * (kThreads / 32) + threadIdx.x / 32);
+  if (token >= tokens) return;
+  ChooseExperts(scores + static_cast<long long>(token) * scores_stride, experts, top_k,
+                routing + static_cast<long long>(token) * routing_stride);
+}
+
+__global__ void __launch_bounds__(kGroupThreads) GroupKernel(ExpertGroups groups) {
+  __shared__ int counts[kMostGroupedExperts];
+  __shared__ int row_sums[kMostGroupedExperts];
+  __shared__ int tile_sums[kMostGroupedExperts];
+  PdlWait();
+  PdlTrigger();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int pairs = groups.tokens * groups.top_k;
+  const auto expert_of = [&](int pair) {
+    const int token = pair / groups.top_k;
+    return static_cast<int>(groups.routing[static_cast<long long>(token) * groups.routing_stride +
+                                           groups.top_k + pair % groups.top_k]);
+  };
+  counts[thread] = 0;
+  __syncthreads();
+  for (int pair = thread; pair < pairs; pair += kGroupThreads) {
+    atomicAdd(&counts[expert_of(pair)], 1);
+  }
+  __syncthreads();
+  // Inclusive sums over experts, doubling.
+  const int mine = counts[thread];
+  const int my_tiles = (mine + kGroupRows - 1) / kGroupRows;
+  row_sums[thread] = mine;
+  tile_sums[thread] = my_tiles;
+  __syncthreads();
+  for (int offset = 1; offset < groups.experts; offset *= 2) {
+    const int rows = thread >= offset ? row_sums[thread - offset] : 0;
+    const int tiles = thread >= offset ? tile_sums[thread - offset] : 0;
+    __syncthreads();
+    row_sums[thread] += rows;
+    tile_sums[thread] += tiles;
+    __syncthreads();
+  }
+  if (thread < groups.experts) {
+    const int first_row = row_sums[thread] - mine;
+    const int first_tile = tile_sums[thread] - my_tiles;
+    for (int i = 0; i < my_tiles; ++i) {
+      groups.tiles[first_tile + i] = {thread, first_row + i * kGroupRows,
+                                      min(kGroupRows, mine - i * kGroupRows), 0};
+    }
+    if (thread + 1 == groups.experts) *groups.tile_count = tile_sums[thread];
+    counts[thread] = first_row;
+  }
+  __syncthreads();
+  for (int pair = thread; pair < pairs; pair += kGroupThreads) {
+    groups.order[atomicAdd(&counts[expert_of(pair)], 1)] = pair;
+  }
+}
+
+// Rows of activations in shared memory: 64 columns, units of eight; odd rows have their halves
+// exchanged so that a quarter of a warp, which reads four units of two rows, meets every bank once.
+__device__ __forceinline__ int RowUnit(int row, int unit) {
+  return row * kChunkCols * 2 + (unit ^ (row & 1) << 2) * 16;
+}
+
+__device__ __forceinline__ unsigned Twice(float x) { return PackBf16(x, x); }
+
+// Weights of a tile and chunk as bf16 operands.
+template <WeightFormat F, bool kWide>
+__device__ __forceinline__ void ExpandScaled(const uint4 (&raw)[LoadsOf(F)],
+                                             const ScalePairs<kWide>& pairs, ScaleFormat format,
+                                             unsigned (&a)[4][4]) {
+  Fragment<F>::template Expand<true>(raw, 0, a);
+  if constexpr (Fragment<F>::kQuantized) {
+#pragma unroll
+    for (int h = 0; h < (kWide ? 2 : 1); ++h) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float2 pair = pairs.Get(h, r, format);
+        const unsigned scale = Twice(pair.x);
+        const unsigned bias = Twice(pair.y);
+#pragma unroll
+        for (int j = kWide ? 2 * h : 0; j < (kWide ? 2 * h + 2 : 4); ++j) {
+#pragma unroll
+          for (int q = 0; q < 2; ++q) {
+            asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a[j][2 * q + r]) : "r"(scale), "r"(bias));
+          }
+        }
+      }
+    }
+  }
+}
+
+template <WeightFormat F, bool kWide, bool kGateUp>
+__global__ void __launch_bounds__(kThreads)
+    GroupedKernel(const __grid_constant__ ExpertGroups groups,
+                  const __grid_constant__ PackedMatrix m, const __nv_bfloat16* input,
+                  __nv_bfloat16* output) {
+  constexpr int kLoads = LoadsOf(F);
+  // Columns of the block's results.
+  constexpr int kResults = kTilesPerBlock * (kGateUp ? kTileRows / 2 : kTileRows);
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ int pair_of_row[kGroupRows];
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  PdlWait();
+  PdlTrigger();
+  if (static_cast<int>(blockIdx.y) >= *groups.tile_count) return;
+  const ExpertTile tile = groups.tiles[blockIdx.y];
+  const int row = static_cast<int>(threadIdx.x);
+  if (row < tile.rows) pair_of_row[row] = groups.order[tile.first + row];
+  __syncthreads();
+
+  const int stride = Bf16Stride(m.cols);
+  const unsigned stages = SharedAddress(shared);
+  const auto copy = [&](int chunk) {
+    const unsigned stage = stages + chunk % kStages * kStageBytes;
+    constexpr int kUnits = kChunkCols / 8;
+#pragma unroll
+    for (int i = 0; i < kGroupRows * kUnits / kThreads; ++i) {
+      const int r = (static_cast<int>(threadIdx.x) + i * kThreads) / kUnits;
+      const int unit = static_cast<int>(threadIdx.x) % kUnits;
+      const int col = chunk * kChunkCols + unit * 8;
+      const bool valid = r < tile.rows && col < stride;
+      const __nv_bfloat16* from = input;
+      if (valid) {
+        const int source = kGateUp ? pair_of_row[r] / groups.top_k : pair_of_row[r];
+        from += static_cast<long long>(source) * stride + col;
+      }
+      CopyAsync(stage + RowUnit(r, unit), from, valid);
+    }
+  };
+  const int first_tile = static_cast<int>(blockIdx.x) * kTilesPerBlock + warp * kTilesPerWarp;
+  const uint4* data = m.data + tile.expert * m.data_stride + lane;
+  const unsigned char* scales =
+      static_cast<const unsigned char*>(m.scales) + tile.expert * m.scales_stride;
+  uint4 raw[2][kTilesPerWarp][kLoads];
+  ScalePairs<kWide> pairs[2][kTilesPerWarp];
+  const auto load = [&](int buffer, int chunk) {
+#pragma unroll
+    for (int w = 0; w < kTilesPerWarp; ++w) {
+      if (first_tile + w >= m.tiles) continue;
+      const long long place = static_cast<long long>(first_tile + w) * m.chunks + chunk;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) raw[buffer][w][i] = __ldg(data + (place * kLoads + i) * 32);
+      if constexpr (Fragment<F>::kQuantized) pairs[buffer][w].Load(scales, place, g);
+    }
+  };
+
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < m.chunks) copy(stage);
+    CopyCommit();
+  }
+  load(0, 0);
+  float acc[kTilesPerWarp][kRowTiles][4] = {};
+  const auto step = [&](int buffer, int chunk) {
+    CopyWait<kStages - 2>();
+    __syncthreads();
+    if (chunk + kStages - 1 < m.chunks) copy(chunk + kStages - 1);
+    CopyCommit();
+    if (chunk + 1 < m.chunks) load(buffer ^ 1, chunk + 1);
+    unsigned a[kTilesPerWarp][4][4];
+#pragma unroll
+    for (int w = 0; w < kTilesPerWarp; ++w) {
+      ExpandScaled<F, kWide>(raw[buffer][w], pairs[buffer][w], m.scale_format, a[w]);
+    }
+    const unsigned char* stage = shared + chunk % kStages * kStageBytes;
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint4 eight =
+            *reinterpret_cast<const uint4*>(stage + RowUnit(n * 8 + g, 4 * h + t));
+        const unsigned low[2] = {eight.x, eight.y};
+        const unsigned high[2] = {eight.z, eight.w};
+#pragma unroll
+        for (int w = 0; w < kTilesPerWarp; ++w) {
+          Mma(acc[w][n], a[w][2 * h], low);
+          Mma(acc[w][n], a[w][2 * h + 1], high);
+        }
+      }
+    }
+  };
+#pragma unroll 1
+  for (int chunk = 0; chunk < m.chunks; chunk += 2) {
+    step(0, chunk);
+    if (chunk + 1 < m.chunks) step(1, chunk + 1);
+  }
+
+  // Results [kGroupRows][kResults] with a unit of padding per row, over the stages.
+  constexpr int kResultStride = kResults + 8;
+  static_assert(kGroupRows * kResultStride * 2 <= kStages * kStageBytes);
+  __nv_bfloat16* results = reinterpret_cast<__nv_bfloat16*>(shared);
+  CopyWait<0>();
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kTilesPerWarp; ++w) {
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        __nv_bfloat16* to = results + (n * 8 + 2 * t + c) * kResultStride;
+        const float low = acc[w][n][c];
+        const float high = acc[w][n][2 + c];
+        const int of_block = warp * kTilesPerWarp + w;
+        if constexpr (kGateUp) {
+          to[of_block * 8 + g] = __float2bfloat16_rn(__fdividef(low, 1.0f + __expf(-low)) * high);
+        } else {
+          to[of_block * kTileRows + g] = __float2bfloat16_rn(low);
+          to[of_block * kTileRows + g + 8] = __float2bfloat16_rn(high);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  const int width = kGateUp ? m.rows / 2 : m.rows;
+  const int out_stride = Bf16Stride(width);
+  constexpr int kUnits = kResults / 8;
+  for (int i = threadIdx.x; i < tile.rows * kUnits; i += kThreads) {
+    const int r = i / kUnits;
+    const int col = static_cast<int>(blockIdx.x) * kResults + i % kUnits * 8;
+    if (col >= width) continue;
+    uint4 words = *reinterpret_cast<const uint4*>(results + r * kResultStride + i % kUnits * 8);
+    if (col + 8 > width) {
+      __nv_bfloat16* values = reinterpret_cast<__nv_bfloat16*>(&words);
+      for (int k = width - col; k < 8; ++k) values[k] = __float2bfloat16_rn(0.0f);
+    }
+    *reinterpret_cast<uint4*>(output + static_cast<long long>(pair_of_row[r]) * out_stride + col) =
+        words;
+  }
+}
+
+// A thread owns eight values of a token.
+__global__ void __launch_bounds__(kThreads)
+    CombineKernel(const __grid_constant__ ExpertGroups groups, const __nv_bfloat16* rows,
+                  float scale, int width, float* output, int stride) {
+  PdlWait();
+  PdlTrigger();
+  const int token = static_cast<int>(blockIdx.y);
+  const int col = 8 * static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (col >= width) return;
+  const float* weights = groups.routing + static_cast<long long>(token) * groups.routing_stride;
+  const int row_stride = Bf16Stride(width);
+  float sum[8] = {};
+  for (int j = 0; j < groups.top_k; ++j) {
+    const long long pair = static_cast<long long>(token) * groups.top_k + j;
+    const uint4 words = *reinterpret_cast<const uint4*>(rows + pair * row_stride + col);
+    const float weight = weights[j];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned both = Component(words, i);
+      sum[2 * i] = fmaf(weight, __uint_as_float(both << 16), sum[2 * i]);
+      sum[2 * i + 1] = fmaf(weight, __uint_as_float(both & 0xffff0000u), sum[2 * i + 1]);
+    }
+  }
+  float* out = output + static_cast<long long>(token) * stride + col;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (col + i < width) out[i] = fmaf(scale, sum[i], out[i]);
+  }
+}
+
+template <bool kGateUp>
+void LaunchGrouped(const ExpertGroups& groups, const PackedMatrix& m, const __nv_bfloat16* input,
+                   __nv_bfloat16* output, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>((m.tiles + kTilesPerBlock - 1) / kTilesPerBlock),
+                  static_cast<unsigned>(MostExpertTiles(groups.pairs(), groups.experts)));
+  const auto launch = [&]<WeightFormat kFormat, bool kWide>() {
+    const auto kernel = GroupedKernel<kFormat, kWide, kGateUp>;
+    Launch("the kernel of grouped experts", kernel, grid, dim3(kThreads),
+           size_t{kStages} * kStageBytes, stream, groups, m, input, output);
+  };
+  const bool wide = m.scale_format == ScaleFormat::kWide;
+  switch (m.format) {
+    case WeightFormat::kQ4:
+      return wide ? launch.template operator()<WeightFormat::kQ4, true>()
+                  : launch.template operator()<WeightFormat::kQ4, false>();
+    case WeightFormat::kQ8:
+      return wide ? launch.template operator()<WeightFormat::kQ8, true>()
+                  : launch.template operator()<WeightFormat::kQ8, false>();
+    case WeightFormat::kBf16:
+      return launch.template operator()<WeightFormat::kBf16, false>();
+    case WeightFormat::kF16:
+      return launch.template operator()<WeightFormat::kF16, false>();
+    case WeightFormat::kF32:
+      return launch.template operator()<WeightFormat::kF32, false>();
+  }
+}
+
+}  // namespace
+
+void LaunchChooseExperts(const float* scores, int scores_stride, const ExpertGroups& groups,
+                         float* routing, cudaStream_t stream) {
+  constexpr int kWarps = kThreads / 32;
+  Launch("the kernel that chooses experts", ChooseKernel,
+         dim3(static_cast<unsigned>((groups.tokens + kWarps - 1) / kWarps)), dim3(kThreads), 0,
+         stream, scores, scores_stride, groups.tokens, groups.experts, groups.top_k, routing,
+         groups.routing_stride);
+}
+
+void LaunchGroupExperts(const ExpertGroups& groups, cudaStream_t stream) {
+  Launch("the kernel that groups experts", GroupKernel, dim3(1), dim3(kGroupThreads), 0, stream,
+         groups);
+}
+
+void LaunchGroupedGateUp(const ExpertGroups& groups, const PackedMatrix& stack,
+                         const __nv_bfloat16* input, __nv_bfloat16* output, cudaStream_t stream) {
+  LaunchGrouped<true>(groups, stack, input, output, stream);
+}
+
+void LaunchGroupedDown(const ExpertGroups& groups, const PackedMatrix& stack,
+                       const __nv_bfloat16* input, __nv_bfloat16* output, cudaStream_t stream) {
+  LaunchGrouped<false>(groups, stack, input, output, stream);
+}
+
+void LaunchCombineExperts(const ExpertGroups& groups, const __nv_bfloat16* rows, float scale,
+                          int width, float* output, int stride, cudaStream_t stream) {
+  const int blocks = ((width + 7) / 8 + kThreads - 1) / kThreads;
+  Launch("the kernel that adds experts up", CombineKernel,
+         dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(groups.tokens)), dim3(kThreads),
+         0, stream, groups, rows, scale, width, output, stride);
+}
+
+}  // namespace adder::cuda
