@@ -41,6 +41,7 @@ class CudaExecutor : public Executor {
         f32_(options.f32),
         wide_tokens_(options.f32 || !WideOps::Support(program_) ? std::numeric_limits<int>::max()
                                                                 : options.wide_tokens),
+        unpacked_bytes_(options.unpacked_bytes),
         weights_(program_, stream_, options.progress),
         state_(program_, /*kv_bf16=*/!options.f32, stream_) {
     cudaDeviceProp properties{};
@@ -297,6 +298,16 @@ class CudaExecutor : public Executor {
     return Narrow(rows);
   }
 
+  void PrepareWide() {
+    if (wide_ != nullptr) return;
+    size_t free = 0;
+    size_t all = 0;
+    Check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+    wide_ = std::make_unique<WideOps>(
+        program_, weights_, state_, stream_, multiprocessors_,
+        unpacked_bytes_ < 0 ? free / 8 : static_cast<size_t>(unpacked_bytes_));
+  }
+
   void CutPieces() {
     pieces_.clear();
     first_pieces_.clear();
@@ -324,10 +335,7 @@ class CudaExecutor : public Executor {
     UploadTable(table_offsets_[3], logits_rows_);
     if (wide) {
       CutPieces();
-      if (wide_ == nullptr) {
-        wide_ =
-            std::make_unique<WideOps>(program_, weights_, state_, stream_, multiprocessors_);
-      }
+      PrepareWide();
     }
     slice_ = tables_;
     slice_.wide = wide;
@@ -521,6 +529,7 @@ class CudaExecutor : public Executor {
   const Program program_;
   const bool f32_;
   const int wide_tokens_;  // slices of at least so many tokens are wide
+  const int64_t unpacked_bytes_;
   Stream stream_;
   DeviceWeights weights_;
   DeviceState state_;

@@ -1,6 +1,7 @@
 // The CUDA backend. No CUDA header is needed to use it.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +16,9 @@ struct CudaOptions {
   bool f32 = false;
   // Batches of at least so many tokens run through kernels for many tokens (not with f32).
   int wide_tokens = 257;
+  // Those kernels keep bf16 copies of weights in up to so many bytes of device memory; negative: an
+  // eighth of what is free at the first such batch.
+  int64_t unpacked_bytes = -1;
   // Called as weights are loaded, with the part that is done, in [0, 1]. May be empty.
   std::function<void(double fraction)> progress = nullptr;
 };

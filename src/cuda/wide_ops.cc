@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/error.h"
 #include "cuda/kernels/attention_chunks.h"
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/mamba2_chunks.h"
@@ -18,7 +17,7 @@ static_assert(kWideSliceRows % kRowStep == 0);
 
 int Narrow(int64_t value) { return static_cast<int>(value); }
 
-// Largest sizes over a program's ops, in elements.
+// Largest sizes over a program's ops, in elements, of unpacked weights in bytes.
 struct ScratchSizes {
   size_t activations = 0;
   size_t unpacked = 0;
@@ -35,6 +34,11 @@ struct ScratchSizes {
 
 // Between a router's rows of scores.
 int ScoresStride(const PackedMatrix& router) { return (router.rows + 3) / 4 * 4; }
+
+size_t UnpackedBytes(const PackedMatrix& matrix) {
+  return static_cast<size_t>(int64_t{matrix.rows} * Bf16Stride(matrix.cols)) *
+         sizeof(__nv_bfloat16);
+}
 
 void Raise(size_t& size, int64_t value) { size = std::max(size, static_cast<size_t>(value)); }
 
@@ -68,21 +72,27 @@ bool WideOps::Support(const Program& program) {
 }
 
 WideOps::WideOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
-                 const Stream& stream, int multiprocessors)
+                 const Stream& stream, int multiprocessors, size_t most_kept_bytes)
     : program_(program),
       weights_(weights),
       state_(state),
       stream_(stream),
       multiprocessors_(multiprocessors),
       is_bf16_(program.buffers.size(), false) {
+  KeepUnpacked(most_kept_bytes);
   constexpr int64_t kRows = kWideSliceRows;
   ScratchSizes sizes;
+  const auto raise_unpacked = [&](const PackedMatrix& matrix) {
+    if (kept_.count(matrix.data) == 0) {
+      sizes.unpacked = std::max(sizes.unpacked, UnpackedBytes(matrix));
+    }
+  };
   for (const Op& op : program.ops) {
     if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->logits_rows_only) continue;
       const PackedMatrix& matrix = weights.matrix(linear->linear.weight);
       Raise(sizes.activations, kRows * Bf16Stride(matrix.cols));
-      Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
+      raise_unpacked(matrix);
       if (linear->epilogue == Epilogue::kSiluMul) {
         Raise(sizes.gates, kRows * Bf16Stride(matrix.rows));
       }
@@ -94,7 +104,7 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       const PackedMatrix& matrix = weights.matrix(router->router.weight);
       Raise(sizes.activations, kRows * Bf16Stride(matrix.cols));
-      Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
+      raise_unpacked(matrix);
       Raise(sizes.scores, kRows * ScoresStride(matrix));
       Raise(sizes.expert_order, kRows * router->top_k);
       Raise(sizes.expert_tiles,
@@ -121,7 +131,7 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
   }
   constexpr size_t kBf16 = sizeof(__nv_bfloat16);
   const size_t activations = place(sizes.activations * kBf16);
-  const size_t unpacked = place(sizes.unpacked * kBf16);
+  const size_t unpacked = place(sizes.unpacked);
   const size_t gates = place(sizes.gates * kBf16);
   const size_t convolved = place(sizes.convolved * kBf16);
   const size_t before = place(sizes.state * kBf16);
@@ -149,6 +159,40 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
   expert_order_ = reinterpret_cast<int*>(at(expert_order));
   expert_tiles_ = reinterpret_cast<ExpertTile*>(at(expert_tiles));
   expert_tile_count_ = reinterpret_cast<int*>(at(expert_tile_count));
+}
+
+void WideOps::KeepUnpacked(size_t most_bytes) {
+  std::vector<const PackedMatrix*> matrices;
+  size_t total = 0;
+  const auto add = [&](MatrixId id) {
+    const PackedMatrix& matrix = weights_.matrix(id);
+    const size_t bytes = (UnpackedBytes(matrix) + 255) / 256 * 256;
+    if (total + bytes > most_bytes || !kept_.emplace(matrix.data, nullptr).second) return;
+    matrices.push_back(&matrix);
+    total += bytes;
+  };
+  for (const Op& op : program_.ops) {
+    if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+      if (!linear->logits_rows_only) add(linear->linear.weight);
+    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
+      add(router->router.weight);
+    }
+  }
+  kept_memory_ = DeviceMemory(total);
+  auto* to = kept_memory_.as<std::byte>();
+  for (const PackedMatrix* matrix : matrices) {
+    auto* rows = reinterpret_cast<__nv_bfloat16*>(to);
+    LaunchUnpack(*matrix, 0, rows, stream_.get());
+    kept_[matrix->data] = rows;
+    to += (UnpackedBytes(*matrix) + 255) / 256 * 256;
+  }
+}
+
+const __nv_bfloat16* WideOps::Unpacked(const PackedMatrix& matrix) {
+  const auto found = kept_.find(matrix.data);
+  if (found != kept_.end()) return found->second;
+  LaunchUnpack(matrix, 0, unpacked_, stream_.get());
+  return unpacked_;
 }
 
 int WideOps::Width(BufferId id) const { return BufferWidth(program_, id); }
@@ -199,13 +243,12 @@ WideOps::Bf16Rows WideOps::Activations(BufferId id, const std::optional<RmsNorm>
 // `product` says what becomes of the result.
 void WideOps::Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int rows,
                        DenseProduct product) {
-  LaunchUnpack(matrix, 0, unpacked_, stream_.get());
   product.tokens = (rows + kRowStep - 1) / kRowStep * kRowStep;
   product.rows = matrix.rows;
   product.cols = matrix.cols;
   product.activations = input.data;
   product.activations_stride = Bf16Stride(input.width);
-  product.weights = unpacked_;
+  product.weights = Unpacked(matrix);
   product.weights_stride = Bf16Stride(matrix.cols);
   products_.Launch(product, stream_);
 }

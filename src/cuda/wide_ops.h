@@ -5,6 +5,7 @@
 // Some activations are bf16 here; they lie at the beginning of their f32 buffer.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -24,9 +25,10 @@ class WideOps {
   // Whether the kernels handle every op of the program.
   static bool Support(const Program& program);
 
-  // Takes the memory for kWideSliceRows tokens. The arguments must outlive it.
+  // Takes the memory for kWideSliceRows tokens. Of unpacked weights, as many as fit into
+  // `most_kept_bytes` are kept; the others are unpacked each time. The arguments must outlive it.
   WideOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
-          const Stream& stream, int multiprocessors);
+          const Stream& stream, int multiprocessors, size_t most_kept_bytes);
 
   // Puts one op on the stream. Not for the head: its rows are few.
   void Launch(const Op& op, const Slice& slice);
@@ -43,6 +45,8 @@ class WideOps {
     int width = 0;
   };
 
+  void KeepUnpacked(size_t most_bytes);
+  const __nv_bfloat16* Unpacked(const PackedMatrix& matrix);
   int Width(BufferId id) const;
   int Stride(BufferId id) const;
   // Rows of a buffer whose contents are f32 or bf16 from now on.
@@ -69,11 +73,15 @@ class WideOps {
   const int multiprocessors_;
   DenseProducts products_;
 
+  // Matrices as bf16 rows, by their packed data.
+  DeviceMemory kept_memory_;
+  std::map<const void*, const __nv_bfloat16*> kept_;
+
   DeviceMemory memory_;
   std::vector<float*> buffers_;
   std::vector<bool> is_bf16_;
   __nv_bfloat16* activations_ = nullptr;  // operand of the next product
-  __nv_bfloat16* unpacked_ = nullptr;     // its weights
+  __nv_bfloat16* unpacked_ = nullptr;     // its weights, where they are not kept
   __nv_bfloat16* gates_ = nullptr;        // gate | up before their product
   __nv_bfloat16* convolved_ = nullptr;
   __nv_bfloat16* before_ = nullptr;

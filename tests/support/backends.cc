@@ -59,7 +59,11 @@ std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program) {
 #ifdef ADDER_HAS_CUDA
     CudaOptions options;
     options.f32 = backend == Backend::kCudaF32;
-    if (backend == Backend::kCudaWide) options.wide_tokens = 2;
+    if (backend == Backend::kCudaWide) {
+      options.wide_tokens = 2;
+      // Enough for some matrices only.
+      options.unpacked_bytes = 100000;
+    }
     return MakeCudaExecutor(std::move(program), options);
 #else
     Fail("This build has no CUDA backend.");
