@@ -34,6 +34,9 @@ struct DenseProduct {
 // allocation. One stream at a time.
 class DenseProducts {
  public:
+  // Whether cuBLASLt could be loaded. The first call loads it.
+  static bool Available();
+
   DenseProducts();
   ~DenseProducts();
 

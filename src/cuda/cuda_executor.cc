@@ -250,7 +250,7 @@ class CudaExecutor : public Executor {
     int64_t done = 0;  // tokens of batch[next]
     while (next < batch.size()) {
       const int wide_rows = WideRows(batch, next, done);
-      const bool wide = wide_rows >= wide_tokens_;
+      const bool wide = wide_rows >= wide_tokens_ && DenseProducts::Available();
       const size_t most_rows = static_cast<size_t>(wide ? wide_rows : kSliceRows);
       runs_.clear();
       tokens_.clear();
