@@ -107,8 +107,8 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
       raise_unpacked(matrix);
       Raise(sizes.scores, kRows * ScoresStride(matrix));
       Raise(sizes.expert_order, kRows * router->top_k);
-      Raise(sizes.expert_tiles,
-            MostExpertTiles(Narrow(kRows * router->top_k), Narrow(router->experts)));
+      // Never more than tiles of the smaller kind.
+      Raise(sizes.expert_tiles, kRows * router->top_k / 64 + router->experts);
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       Raise(sizes.activations, kRows * Bf16Stride(weights.stack(gate_up->gate_up).cols));
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {

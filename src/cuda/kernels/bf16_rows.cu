@@ -2,8 +2,8 @@
 // of dense products, gated activations, biases.
 //
 // Each kernel waits for the one before, lets the next start, then reads and writes; no block
-// depends on another. Norm: a block owns one group of one row and keeps it in registers between the
-// sum of squares and the scaling. Unpack: a warp owns one tile and chunk of the packed matrix.
+// depends on another. Norm: one warp or several own one group of one row and keep it in registers
+// between the sum of squares and the scaling. Unpack: a warp owns one tile and chunk of the packed matrix.
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
@@ -11,9 +11,9 @@
 namespace adder::cuda {
 namespace {
 
-constexpr int kNormThreads = 128;
-// Groups of four values of a row that a thread keeps; the rest is read twice.
-constexpr int kNormKept = 6;
+constexpr int kNormThreads = 256;
+// Groups of four values of a row that a thread keeps.
+constexpr int kNormKept = 8;
 constexpr int kThreads = 256;
 
 __device__ __forceinline__ float4 LoadFour(const float* from, int left) {
@@ -22,61 +22,85 @@ __device__ __forceinline__ float4 LoadFour(const float* from, int left) {
                      left > 2 ? from[2] : 0.0f, 0.0f);
 }
 
-// One block per row and group. Whole groups of four values: see the launch.
+// kLanes threads per group of a row, whole warps. What does not fit into registers is read twice.
+template <int kLanes>
 __global__ void __launch_bounds__(kNormThreads)
     Bf16NormKernel(const __grid_constant__ Bf16NormParams p) {
   __shared__ float sums[kNormThreads / 32];
+  const int item = static_cast<int>(blockIdx.x) * (kNormThreads / kLanes) +
+                   static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int group = item % p.groups;
+  const int row = item / p.groups;
+  const bool used = row < p.rows;
+  const int size = p.width / p.groups;
+  const int begin = group * size;
+  // The last group also writes the padding.
+  const int end = group + 1 == p.groups ? Bf16Stride(p.width) - begin : size;
+  const float* x = p.input + static_cast<long long>(used ? row : 0) * p.stride + begin;
+  __nv_bfloat16* out = p.output + static_cast<long long>(row) * Bf16Stride(p.width) + begin;
+  const float4 zero = make_float4(0, 0, 0, 0);
+  float4 weights[kNormKept];
+#pragma unroll
+  for (int i = 0; i < kNormKept; ++i) {
+    const int at = 4 * (lane + i * kLanes);
+    weights[i] =
+        p.weight != nullptr && at < size ? LoadFour(p.weight + begin + at, size - at) : zero;
+  }
   PdlWait();
   PdlTrigger();
-  const int row = static_cast<int>(blockIdx.x);
-  const int size = p.width / p.groups;
-  const int begin = static_cast<int>(blockIdx.y) * size;
-  // The last group also writes the padding.
-  const int end = blockIdx.y + 1 == gridDim.y ? Bf16Stride(p.width) - begin : size;
-  const float* x = p.input + static_cast<long long>(row) * p.stride + begin;
-  __nv_bfloat16* out =
-      p.output + static_cast<long long>(row) * Bf16Stride(p.width) + begin;
   float4 kept[kNormKept];
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kNormKept; ++i) {
-    const int at = 4 * (static_cast<int>(threadIdx.x) + i * kNormThreads);
-    kept[i] = at < size ? LoadFour(x + at, size - at) : make_float4(0, 0, 0, 0);
+    const int at = 4 * (lane + i * kLanes);
+    kept[i] = used && at < size ? LoadFour(x + at, size - at) : zero;
+  }
+#pragma unroll
+  for (int i = 0; i < kNormKept; ++i) {
     sum += kept[i].x * kept[i].x + kept[i].y * kept[i].y + kept[i].z * kept[i].z +
            kept[i].w * kept[i].w;
   }
-  constexpr int kFirstRest = 4 * kNormKept * kNormThreads;
+  constexpr int kFirstRest = 4 * kNormKept * kLanes;
   float factor = 1;
   if (p.weight != nullptr) {
-    for (int at = kFirstRest + 4 * static_cast<int>(threadIdx.x); at < size;
-         at += 4 * kNormThreads) {
+    for (int at = kFirstRest + 4 * lane; at < size; at += 4 * kLanes) {
       const float4 v = LoadFour(x + at, size - at);
       sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
     }
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-    for (float part : sums) sum += part;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    }
+    if constexpr (kLanes > 32) {
+      const int warp = static_cast<int>(threadIdx.x) / 32;
+      if (threadIdx.x % 32 == 0) sums[warp] = sum;
+      __syncthreads();
+      constexpr int kWarps = kLanes / 32;
+      sum = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += sums[warp / kWarps * kWarps + w];
+    }
     factor = rsqrtf(sum / static_cast<float>(size) + p.eps);
   }
-  const auto store = [&](int at, float4 v) {
+  if (!used) return;
+  const auto store = [&](int at, float4 v, float4 w) {
     if (p.weight != nullptr) {
-      const float4 w = at < size ? LoadFour(p.weight + begin + at, size - at)
-                                 : make_float4(0, 0, 0, 0);
       v = make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z,
                       v.w * factor * w.w);
     }
-    const uint2 both = make_uint2(PackBf16(v.x, v.y), PackBf16(v.z, v.w));
-    *reinterpret_cast<uint2*>(out + at) = both;
+    *reinterpret_cast<uint2*>(out + at) = make_uint2(PackBf16(v.x, v.y), PackBf16(v.z, v.w));
   };
 #pragma unroll
   for (int i = 0; i < kNormKept; ++i) {
-    const int at = 4 * (static_cast<int>(threadIdx.x) + i * kNormThreads);
-    if (at < end) store(at, kept[i]);
+    const int at = 4 * (lane + i * kLanes);
+    if (at < end) store(at, kept[i], weights[i]);
   }
-  for (int at = kFirstRest + 4 * static_cast<int>(threadIdx.x); at < end; at += 4 * kNormThreads) {
-    store(at, at < size ? LoadFour(x + at, size - at) : make_float4(0, 0, 0, 0));
+  for (int at = kFirstRest + 4 * lane; at < end; at += 4 * kLanes) {
+    const int left = size - at;
+    const bool weighted = p.weight != nullptr && left > 0;
+    store(at, left > 0 ? LoadFour(x + at, left) : zero,
+          weighted ? LoadFour(p.weight + begin + at, left) : zero);
   }
 }
 
@@ -243,9 +267,18 @@ unsigned Blocks(long long items) {
 }  // namespace
 
 void LaunchBf16Norm(const Bf16NormParams& params, cudaStream_t stream) {
-  Launch("the RMSNorm kernel", Bf16NormKernel,
-         dim3(static_cast<unsigned>(params.rows), static_cast<unsigned>(params.groups)),
-         dim3(kNormThreads), 0, stream, params);
+  const int size = params.width / params.groups;
+  const auto launch = [&]<int kLanes>() {
+    constexpr int kItems = kNormThreads / kLanes;
+    Launch("the RMSNorm kernel", Bf16NormKernel<kLanes>,
+           dim3(static_cast<unsigned>((params.rows * params.groups + kItems - 1) / kItems)),
+           dim3(kNormThreads), 0, stream, params);
+  };
+  constexpr int kPerWarp = 32 * 4 * kNormKept;
+  if (size <= kPerWarp) return launch.template operator()<32>();
+  if (size <= 2 * kPerWarp) return launch.template operator()<64>();
+  if (size <= 4 * kPerWarp) return launch.template operator()<128>();
+  launch.template operator()<256>();
 }
 
 void LaunchUnpack(const PackedMatrix& matrix, int index, __nv_bfloat16* output,

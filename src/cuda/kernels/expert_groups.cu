@@ -3,7 +3,7 @@
 // timing; no result does, since rows do not meet.
 //
 // Products: a block of 4 warps owns eight tiles of a packed matrix, two per warp, and one tile of
-// kGroupRows rows. Phases per chunk of 64 columns: weights of the next chunk are loaded to
+// 64 or 128 rows. Phases per chunk of 64 columns: weights of the next chunk are loaded to
 // registers and rows of the next but one are on their way to shared memory while this chunk's
 // weights are scaled, rounded to bf16 and multiplied. Results go through shared memory to be
 // written in whole lines. Blocks beyond the number of tiles, which only the device knows, end at
@@ -24,8 +24,6 @@ constexpr int kThreads = 128;
 constexpr int kTilesPerWarp = 2;
 constexpr int kTilesPerBlock = kTilesPerWarp * kThreads / 32;
 constexpr int kStages = 3;
-constexpr int kStageBytes = kGroupRows * kChunkCols * 2;
-constexpr int kRowTiles = kGroupRows / 8;
 
 __global__ void __launch_bounds__(kThreads)
     ChooseKernel(const float* scores, int scores_stride, int tokens, int experts, int top_k,
@@ -38,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
                 routing + static_cast<long long>(token) * routing_stride);
 }
 
-__global__ void __launch_bounds__(kGroupThreads) GroupKernel(ExpertGroups groups) {
+__global__ void __launch_bounds__(kGroupThreads) GroupKernel(ExpertGroups groups, int tile_rows) {
   __shared__ int counts[kMostGroupedExperts];
   __shared__ int row_sums[kMostGroupedExperts];
   __shared__ int tile_sums[kMostGroupedExperts];
@@ -59,7 +57,7 @@ __global__ void __launch_bounds__(kGroupThreads) GroupKernel(ExpertGroups groups
   __syncthreads();
   // Inclusive sums over experts, doubling.
   const int mine = counts[thread];
-  const int my_tiles = (mine + kGroupRows - 1) / kGroupRows;
+  const int my_tiles = (mine + tile_rows - 1) / tile_rows;
   row_sums[thread] = mine;
   tile_sums[thread] = my_tiles;
   __syncthreads();
@@ -75,8 +73,8 @@ __global__ void __launch_bounds__(kGroupThreads) GroupKernel(ExpertGroups groups
     const int first_row = row_sums[thread] - mine;
     const int first_tile = tile_sums[thread] - my_tiles;
     for (int i = 0; i < my_tiles; ++i) {
-      groups.tiles[first_tile + i] = {thread, first_row + i * kGroupRows,
-                                      min(kGroupRows, mine - i * kGroupRows), 0};
+      groups.tiles[first_tile + i] = {thread, first_row + i * tile_rows,
+                                      min(tile_rows, mine - i * tile_rows), 0};
     }
     if (thread + 1 == groups.experts) *groups.tile_count = tile_sums[thread];
     counts[thread] = first_row;
@@ -92,6 +90,8 @@ __global__ void __launch_bounds__(kGroupThreads) GroupKernel(ExpertGroups groups
 __device__ __forceinline__ int RowUnit(int row, int unit) {
   return row * kChunkCols * 2 + (unit ^ (row & 1) << 2) * 16;
 }
+
+constexpr int StageBytes(int rows) { return rows * kChunkCols * 2; }
 
 __device__ __forceinline__ unsigned Twice(float x) { return PackBf16(x, x); }
 
@@ -121,16 +121,18 @@ __device__ __forceinline__ void ExpandScaled(const uint4 (&raw)[LoadsOf(F)],
   }
 }
 
-template <WeightFormat F, bool kWide, bool kGateUp>
-__global__ void __launch_bounds__(kThreads)
+template <WeightFormat F, bool kWide, bool kGateUp, int kRows>
+__global__ void __launch_bounds__(kThreads, 2)
     GroupedKernel(const __grid_constant__ ExpertGroups groups,
                   const __grid_constant__ PackedMatrix m, const __nv_bfloat16* input,
                   __nv_bfloat16* output) {
   constexpr int kLoads = LoadsOf(F);
+  constexpr int kRowTiles = kRows / 8;
+  constexpr int kStageBytes = StageBytes(kRows);
   // Columns of the block's results.
   constexpr int kResults = kTilesPerBlock * (kGateUp ? kTileRows / 2 : kTileRows);
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ int pair_of_row[kGroupRows];
+  __shared__ int pair_of_row[kRows];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int g = lane / 4;
@@ -140,26 +142,33 @@ __global__ void __launch_bounds__(kThreads)
   if (static_cast<int>(blockIdx.y) >= *groups.tile_count) return;
   const ExpertTile tile = groups.tiles[blockIdx.y];
   const int row = static_cast<int>(threadIdx.x);
+  static_assert(kRows <= kThreads);
   if (row < tile.rows) pair_of_row[row] = groups.order[tile.first + row];
   __syncthreads();
 
+  // This thread copies one unit of every chunk for rows kThreads / kUnits apart.
+  constexpr int kUnits = kChunkCols / 8;
+  constexpr int kCopies = kRows * kUnits / kThreads;
   const int stride = Bf16Stride(m.cols);
   const unsigned stages = SharedAddress(shared);
+  const int first_row = static_cast<int>(threadIdx.x) / kUnits;
+  const int unit = static_cast<int>(threadIdx.x) % kUnits;
+  int sources[kCopies];
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int r = first_row + i * (kThreads / kUnits);
+    sources[i] = -1;
+    if (r < tile.rows) sources[i] = kGateUp ? pair_of_row[r] / groups.top_k : pair_of_row[r];
+  }
   const auto copy = [&](int chunk) {
     const unsigned stage = stages + chunk % kStages * kStageBytes;
-    constexpr int kUnits = kChunkCols / 8;
+    const int col = chunk * kChunkCols + unit * 8;
 #pragma unroll
-    for (int i = 0; i < kGroupRows * kUnits / kThreads; ++i) {
-      const int r = (static_cast<int>(threadIdx.x) + i * kThreads) / kUnits;
-      const int unit = static_cast<int>(threadIdx.x) % kUnits;
-      const int col = chunk * kChunkCols + unit * 8;
-      const bool valid = r < tile.rows && col < stride;
-      const __nv_bfloat16* from = input;
-      if (valid) {
-        const int source = kGateUp ? pair_of_row[r] / groups.top_k : pair_of_row[r];
-        from += static_cast<long long>(source) * stride + col;
-      }
-      CopyAsync(stage + RowUnit(r, unit), from, valid);
+    for (int i = 0; i < kCopies; ++i) {
+      const bool valid = sources[i] >= 0 && col < stride;
+      const __nv_bfloat16* from =
+          valid ? input + static_cast<long long>(sources[i]) * stride + col : input;
+      CopyAsync(stage + RowUnit(first_row + i * (kThreads / kUnits), unit), from, valid);
     }
   };
   const int first_tile = static_cast<int>(blockIdx.x) * kTilesPerBlock + warp * kTilesPerWarp;
@@ -220,9 +229,9 @@ __global__ void __launch_bounds__(kThreads)
     if (chunk + 1 < m.chunks) step(1, chunk + 1);
   }
 
-  // Results [kGroupRows][kResults] with a unit of padding per row, over the stages.
+  // Results [kRows][kResults] with a unit of padding per row, over the stages.
   constexpr int kResultStride = kResults + 8;
-  static_assert(kGroupRows * kResultStride * 2 <= kStages * kStageBytes);
+  static_assert(kRows * kResultStride * 2 <= kStages * kStageBytes);
   __nv_bfloat16* results = reinterpret_cast<__nv_bfloat16*>(shared);
   CopyWait<0>();
   __syncthreads();
@@ -248,12 +257,13 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const int width = kGateUp ? m.rows / 2 : m.rows;
   const int out_stride = Bf16Stride(width);
-  constexpr int kUnits = kResults / 8;
-  for (int i = threadIdx.x; i < tile.rows * kUnits; i += kThreads) {
-    const int r = i / kUnits;
-    const int col = static_cast<int>(blockIdx.x) * kResults + i % kUnits * 8;
+  constexpr int kResultUnits = kResults / 8;
+  for (int i = threadIdx.x; i < tile.rows * kResultUnits; i += kThreads) {
+    const int r = i / kResultUnits;
+    const int in_row = i % kResultUnits * 8;
+    const int col = static_cast<int>(blockIdx.x) * kResults + in_row;
     if (col >= width) continue;
-    uint4 words = *reinterpret_cast<const uint4*>(results + r * kResultStride + i % kUnits * 8);
+    uint4 words = *reinterpret_cast<const uint4*>(results + r * kResultStride + in_row);
     if (col + 8 > width) {
       __nv_bfloat16* values = reinterpret_cast<__nv_bfloat16*>(&words);
       for (int k = width - col; k < 8; ++k) values[k] = __float2bfloat16_rn(0.0f);
@@ -299,9 +309,15 @@ void LaunchGrouped(const ExpertGroups& groups, const PackedMatrix& m, const __nv
   const dim3 grid(static_cast<unsigned>((m.tiles + kTilesPerBlock - 1) / kTilesPerBlock),
                   static_cast<unsigned>(MostExpertTiles(groups.pairs(), groups.experts)));
   const auto launch = [&]<WeightFormat kFormat, bool kWide>() {
-    const auto kernel = GroupedKernel<kFormat, kWide, kGateUp>;
-    Launch("the kernel of grouped experts", kernel, grid, dim3(kThreads),
-           size_t{kStages} * kStageBytes, stream, groups, m, input, output);
+    const auto with_rows = [&]<int kRows>() {
+      const auto kernel = GroupedKernel<kFormat, kWide, kGateUp, kRows>;
+      constexpr size_t kShared = size_t{kStages} * StageBytes(kRows);
+      AllowSharedMemory(kernel, kShared);
+      Launch("the kernel of grouped experts", kernel, grid, dim3(kThreads), kShared, stream, groups,
+             m, input, output);
+    };
+    ExpertTileRows(groups.pairs(), groups.experts) == 64 ? with_rows.template operator()<64>()
+                                                         : with_rows.template operator()<128>();
   };
   const bool wide = m.scale_format == ScaleFormat::kWide;
   switch (m.format) {
@@ -333,7 +349,7 @@ void LaunchChooseExperts(const float* scores, int scores_stride, const ExpertGro
 
 void LaunchGroupExperts(const ExpertGroups& groups, cudaStream_t stream) {
   Launch("the kernel that groups experts", GroupKernel, dim3(1), dim3(kGroupThreads), 0, stream,
-         groups);
+         groups, ExpertTileRows(groups.pairs(), groups.experts));
 }
 
 void LaunchGroupedGateUp(const ExpertGroups& groups, const PackedMatrix& stack,

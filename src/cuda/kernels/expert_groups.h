@@ -9,19 +9,20 @@
 
 namespace adder::cuda {
 
-// Rows of one expert, at most kGroupRows, behind each other in `order`.
+// Rows of one expert, at most tile_rows, behind each other in `order`.
 struct ExpertTile {
   int expert;
   int first;
   int rows;
   int unused;
 };
-inline constexpr int kGroupRows = 64;
 inline constexpr int kMostGroupedExperts = 1024;
 
-// Tiles that `pairs` (token, choice) pairs over `experts` experts can need at most.
+// Rows per tile that suit so many pairs of tokens and choices.
+constexpr int ExpertTileRows(int pairs, int experts) { return pairs >= 96 * experts ? 128 : 64; }
+// Tiles that `pairs` pairs over `experts` experts can need at most.
 constexpr int MostExpertTiles(int pairs, int experts) {
-  return (pairs + kGroupRows - 1) / kGroupRows + experts;
+  return pairs / ExpertTileRows(pairs, experts) + experts;
 }
 
 // Pairs of tokens and chosen experts, grouped. All in device memory.

@@ -9,12 +9,12 @@
 //     warp per head and piece.
 // (2) What each piece adds to the state: a block owns a piece and some heads of a group, whose B it
 //     keeps in shared memory.
-// (3) States from piece to piece: a thread owns four elements of a run's state. Writes the state
+// (3) States from piece to piece: a thread owns two elements of a run's state. Writes the state
 //     before each piece, the final state, and the convolution's window, which nothing after (1)
 //     reads.
 // (4) Outputs: a block owns one half of a piece and some heads of a group. Its products C_i . B_j
 //     stay in registers; head after head they are weighted and multiplied with x, as attention
-//     weights are with values, while the next head's x and state are on their way.
+//     weights are with values.
 // A head wider than 64 is worked on in parts of 64 channels: "unit" means a head's part.
 #include <cuda_runtime.h>
 
@@ -294,72 +294,71 @@ __global__ void __launch_bounds__(kPassThreads)
     }
     return;
   }
-  const int per_head = p.d_state * p.head_dim / 4;
+  const int per_head = p.d_state * p.head_dim / 2;
   const long long per_piece = static_cast<long long>(p.heads) * per_head;
   const int element = static_cast<int>(blockIdx.x) * kPassThreads + static_cast<int>(threadIdx.x);
   if (element >= per_piece) return;
   const int head = element / per_head;
-  float4* slot = reinterpret_cast<float4*>(run.recurrent + p.ssm_offset) + element;
-  float4 state = *slot;
+  float2* slot = reinterpret_cast<float2*>(run.recurrent + p.ssm_offset) + element;
+  float2 state = *slot;
   const float2* steps = c.steps + static_cast<long long>(head) * c.rows;
-  const float4* added = reinterpret_cast<const float4*>(c.added) + element;
-  uint2* before = reinterpret_cast<uint2*>(c.before) + element;
+  const float2* added = reinterpret_cast<const float2*>(c.added) + element;
+  unsigned* before = reinterpret_cast<unsigned*>(c.before) + element;
   const int first = c.first_pieces[blockIdx.y];
   const int end = c.first_pieces[blockIdx.y + 1];
-  constexpr int kAhead = 4;
+  constexpr int kAhead = 8;
 #pragma unroll 1
   for (int base = first; base < end; base += kAhead) {
-    float4 more[kAhead];
+    float2 more[kAhead];
     float sums[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (base + i >= end) break;
-      more[i] = added[(base + i) * per_piece];
+      more[i] = __ldcs(added + (base + i) * per_piece);
       const int last = min(run.tokens, (base + i - first + 1) * kPieceTokens) - 1;
       sums[i] = steps[run.row + last].y;
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (base + i >= end) break;
-      before[(base + i) * per_piece] =
-          make_uint2(PackBf16(state.x, state.y), PackBf16(state.z, state.w));
+      before[(base + i) * per_piece] = PackBf16(state.x, state.y);
       const float decay = Exp2(sums[i]);
       state.x = fmaf(decay, state.x, more[i].x);
       state.y = fmaf(decay, state.y, more[i].y);
-      state.z = fmaf(decay, state.z, more[i].z);
-      state.w = fmaf(decay, state.w, more[i].w);
     }
   }
   *slot = state;
 }
 
-// Shared memory of OutputKernel: C [kHalf, kN] | first buffer | B [kPieceTokens, kN], over which the
-// second buffer comes to lie | {dt, s} of both buffers.
+// Shared memory of OutputKernel: C [kHalf, kN] | B [kPieceTokens, kN], over which x [kPieceTokens,
+// kP] and the state [kN, kP] of a unit come to lie | {dt, s} of the unit.
 template <int kN, int kP>
 struct OutputLayout {
-  static constexpr int kX = kPieceTokens * kP * 2;  // x, before the state
-  static constexpr int kBuffer = kX + kN * kP * 2;
-  static constexpr int kFirst = kHalf * kN * 2;
-  static constexpr int kB = kFirst + kBuffer;
-  static constexpr int kBBytes = kPieceTokens * kN * 2;
-  static constexpr int kSteps = kB + (kBBytes > kBuffer ? kBBytes : kBuffer);
-  static constexpr int kBytes = kSteps + 2 * kPieceTokens * 8;
+  static constexpr int kX = kHalf * kN * 2;
+  static constexpr int kState = kX + kPieceTokens * kP * 2;
+  static constexpr int kUnitEnd = kState + kN * kP * 2;
+  static constexpr int kBEnd = kX + kPieceTokens * kN * 2;
+  static constexpr int kSteps = kUnitEnd > kBEnd ? kUnitEnd : kBEnd;
+  static constexpr int kBytes = kSteps + kPieceTokens * 8;
 };
 
+// Products C_i . B_j are kept as bf16: they are rounded to it anyway once they are weighted.
 template <int kN, int kP>
-__global__ void __launch_bounds__(kThreads, kP == 32 && kN <= 128 ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, kN > 128 ? 2 : kP == 32 ? 4 : 3)
     OutputKernel(const __grid_constant__ Mamba2ChunkParams c, int parts, int share) {
   using Layout = OutputLayout<kN, kP>;
   const Mamba2Params& p = c.mixer;
   extern __shared__ __align__(128) unsigned char shared[];
   const unsigned c_tile = SharedAddress(shared);
+  const unsigned b_tile = c_tile + Layout::kX;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int g = lane / 4;
   const int t = lane % 4;
   const Units units = FindUnits(p, parts, share);
-  const int piece_index = static_cast<int>(blockIdx.y) / 2;
-  const int first_token = static_cast<int>(blockIdx.y) % 2 * kHalf;
+  // Second halves, which have more to do, come first.
+  const int piece_index = static_cast<int>(blockIdx.y) % c.piece_count;
+  const int first_token = static_cast<int>(blockIdx.y) < c.piece_count ? kHalf : 0;
   PdlWait();
   PdlTrigger();
   const Piece piece = c.pieces[piece_index];
@@ -369,9 +368,7 @@ __global__ void __launch_bounds__(kThreads, kP == 32 && kN <= 128 ? 3 : 2)
   const int keys = min(piece.tokens, first_token + kHalf);
   const int padded = (keys + 15) / 16 * 16;
 
-  const auto copy_unit = [&](int of_all, int buffer) {
-    const unsigned x_tile = c_tile + (buffer == 0 ? Layout::kFirst : Layout::kB);
-    const unsigned s_tile = x_tile + Layout::kX;
+  const auto copy_unit = [&](int of_all) {
     const int head = of_all / parts;
     const int part = of_all % parts * kP;
     constexpr int kUnits = kP / 8;
@@ -381,7 +378,7 @@ __global__ void __launch_bounds__(kThreads, kP == 32 && kN <= 128 ? 3 : 2)
       const int r = i / kUnits;
       const int unit = i % kUnits;
       const bool valid = r < keys && part + unit * 8 < p.head_dim;
-      CopyAsync(x_tile + UnitOffset<kP>(r, unit),
+      CopyAsync(c_tile + Layout::kX + UnitOffset<kP>(r, unit),
                 valid ? x + static_cast<long long>(r) * channels + unit * 8 : x, valid);
     }
     const __nv_bfloat16* state =
@@ -391,55 +388,73 @@ __global__ void __launch_bounds__(kThreads, kP == 32 && kN <= 128 ? 3 : 2)
       const int r = i / kUnits;
       const int unit = i % kUnits;
       const bool valid = r < p.d_state && part + unit * 8 < p.head_dim;
-      CopyAsync(s_tile + UnitOffset<kP>(r, unit),
+      CopyAsync(c_tile + Layout::kState + UnitOffset<kP>(r, unit),
                 valid ? state + static_cast<long long>(r) * p.head_dim + unit * 8 : state, valid);
     }
     const int token = static_cast<int>(threadIdx.x);
     const float2* steps = c.steps + static_cast<long long>(head) * c.rows + piece.row;
     const bool valid = token < keys;
-    CopyAsync8(c_tile + Layout::kSteps + (buffer * kPieceTokens + token) * 8,
-               valid ? steps + token : steps, valid);
+    CopyAsync8(c_tile + Layout::kSteps + token * 8, valid ? steps + token : steps, valid);
+    CopyCommit();
   };
 
   CopyBc<kN>(c, c_tile, piece.row + first_token, kHalf, piece.tokens - first_token, units.group, 1);
-  CopyBc<kN>(c, c_tile + Layout::kB, piece.row, padded, keys, units.group, 0);
+  CopyBc<kN>(c, b_tile, piece.row, padded, keys, units.group, 0);
   CopyCommit();
-  copy_unit(units.first, 0);
-  CopyCommit();
-  CopyWait<1>();
+  CopyWait<0>();
   __syncthreads();
 
-  // C_i . B_j of this warp's sixteen rows i; tiles of eight j up to the diagonal.
+  // C_i . B_j of this warp's sixteen rows i, as the A operand of the product with x: blocks of
+  // sixteen j up to the diagonal.
+  constexpr int kBlocks = kPieceTokens / 16;
   const int last_block = (first_token + warp * 16) / 16;
-  float cb[kPieceTokens / 8][4] = {};
+  unsigned cb[kBlocks][4];
 #pragma unroll
-  for (int k = 0; k < kN / 16; ++k) {
-    unsigned a[4];
-    LoadA<kN>(a, c_tile, warp * 16, 2 * k, lane);
+  for (int half = 0; half < 2; ++half) {
+    float products[kBlocks][4] = {};
 #pragma unroll
-    for (int block = 0; block < kPieceTokens / 16; ++block) {
-      if (block > last_block || block * 16 >= padded) break;
-      unsigned b[4];
-      LoadB<kN>(b, c_tile + Layout::kB, block * 16, 2 * k, lane);
-      MmaPair(cb[2 * block], cb[2 * block + 1], a, b);
+    for (int k = 0; k < kN / 16; ++k) {
+      unsigned a[4];
+      LoadA<kN>(a, c_tile, warp * 16, 2 * k, lane);
+#pragma unroll
+      for (int i = 0; i < kBlocks / 2; ++i) {
+        const int block = half * (kBlocks / 2) + i;
+        if (block > last_block || block * 16 >= padded) break;
+        unsigned b[4];
+        LoadB<kN>(b, b_tile, block * 16, 2 * k, lane);
+        MmaPair(products[2 * i], products[2 * i + 1], a, b);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      cb[half * (kBlocks / 2) + i / 2][i % 2 * 2] = PackBf16(products[i][0], products[i][1]);
+      cb[half * (kBlocks / 2) + i / 2][i % 2 * 2 + 1] = PackBf16(products[i][2], products[i][3]);
     }
   }
   __syncthreads();
+  copy_unit(units.first);
 
   const int i0 = first_token + warp * 16 + g;
   const int i1 = i0 + 8;
-  int buffer = 0;
+  const float2* steps = reinterpret_cast<const float2*>(shared + Layout::kSteps);
 #pragma unroll 1
-  for (int of_all = units.first; of_all < units.end; ++of_all, buffer ^= 1) {
-    if (of_all + 1 < units.end) copy_unit(of_all + 1, buffer ^ 1);
-    CopyCommit();
-    CopyWait<1>();
+  for (int of_all = units.first; of_all < units.end; ++of_all) {
+    const int head = of_all / parts;
+    const int part = of_all % parts * kP;
+    const long long row = piece.row + i0;
+    const float* z0 =
+        p.projected + row * p.projected_stride + head * p.head_dim + part + 2 * t;
+    const float* z1 = z0 + 8LL * p.projected_stride;
+    float2 z[2][kP / 8];
+#pragma unroll
+    for (int n = 0; n < kP / 8; ++n) {
+      const bool inside = part + n * 8 < p.head_dim;
+      const auto two = [](const float* from) { return *reinterpret_cast<const float2*>(from); };
+      z[0][n] = inside && i0 < piece.tokens ? two(z0 + n * 8) : make_float2(0, 0);
+      z[1][n] = inside && i1 < piece.tokens ? two(z1 + n * 8) : make_float2(0, 0);
+    }
+    CopyWait<0>();
     __syncthreads();
-    const unsigned char* x_bytes = shared + (buffer == 0 ? Layout::kFirst : Layout::kB);
-    const unsigned x_tile = SharedAddress(x_bytes);
-    const unsigned s_tile = x_tile + Layout::kX;
-    const float2* steps =
-        reinterpret_cast<const float2*>(shared + Layout::kSteps) + buffer * kPieceTokens;
     const float s0 = steps[i0].y;
     const float s1 = steps[i1].y;
     float acc[kP / 8][4] = {};
@@ -450,7 +465,7 @@ __global__ void __launch_bounds__(kThreads, kP == 32 && kN <= 128 ? 3 : 2)
 #pragma unroll
       for (int n = 0; n < kP / 16; ++n) {
         unsigned b[4];
-        LoadBTransposed<kP>(b, s_tile, k * 16, 2 * n, lane);
+        LoadBTransposed<kP>(b, c_tile + Layout::kState, k * 16, 2 * n, lane);
         MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
       }
     }
@@ -462,53 +477,56 @@ __global__ void __launch_bounds__(kThreads, kP == 32 && kN <= 128 ? 3 : 2)
       acc[n][2] *= decay1, acc[n][3] *= decay1;
     }
 #pragma unroll
-    for (int block = 0; block < kPieceTokens / 16; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
       if (block > last_block || block * 16 >= padded) break;
       unsigned a[4];
 #pragma unroll
       for (int q = 0; q < 2; ++q) {
         const int j = block * 16 + q * 8 + 2 * t;
         const float4 two = *reinterpret_cast<const float4*>(steps + j);
-        const auto weigh = [](float product, float from, float to, float dt, bool used) {
-          return used ? product * dt * Exp2(from - to) : 0.0f;
+        const auto weigh = [&](unsigned products, float s, int i) {
+          const float low = j <= i ? two.x * Exp2(s - two.y) : 0.0f;
+          const float high = j + 1 <= i ? two.z * Exp2(s - two.w) : 0.0f;
+          const unsigned weights = PackBf16(low, high);
+          unsigned weighted;
+          asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(weighted) : "r"(products), "r"(weights));
+          return weighted;
         };
-        const float(&tile)[4] = cb[2 * block + q];
-        a[2 * q] = PackBf16(weigh(tile[0], s0, two.y, two.x, j <= i0),
-                            weigh(tile[1], s0, two.w, two.z, j + 1 <= i0));
-        a[2 * q + 1] = PackBf16(weigh(tile[2], s1, two.y, two.x, j <= i1),
-                                weigh(tile[3], s1, two.w, two.z, j + 1 <= i1));
+        a[2 * q] = weigh(cb[block][2 * q], s0, i0);
+        a[2 * q + 1] = weigh(cb[block][2 * q + 1], s1, i1);
       }
 #pragma unroll
       for (int n = 0; n < kP / 16; ++n) {
         unsigned b[4];
-        LoadBTransposed<kP>(b, x_tile, block * 16, 2 * n, lane);
+        LoadBTransposed<kP>(b, c_tile + Layout::kX, block * 16, 2 * n, lane);
         MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
       }
     }
-    const int head = of_all / parts;
-    const int part = of_all % parts * kP;
     const float d = p.d[head];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int i = r == 0 ? i0 : i1;
-      if (i >= piece.tokens) continue;
-      const long long row = piece.row + i;
+    for (int n = 0; n < kP / 8; ++n) {
 #pragma unroll
-      for (int n = 0; n < kP / 8; ++n) {
-        const int col = n * 8 + 2 * t;
-        if (part + col >= p.head_dim) continue;
-        const int channel = head * p.head_dim + part + col;
-        const float2 z =
-            *reinterpret_cast<const float2*>(p.projected + row * p.projected_stride + channel);
-        const unsigned x =
-            *reinterpret_cast<const unsigned*>(x_bytes + UnitOffset<kP>(i, n) + t * 4);
-        const float y0 = fmaf(d, __uint_as_float(x << 16), acc[n][2 * r]);
-        const float y1 = fmaf(d, __uint_as_float(x & 0xffff0000u), acc[n][2 * r + 1]);
-        *reinterpret_cast<float2*>(p.output + row * p.output_stride + channel) =
-            make_float2(y0 * FastSilu(z.x), y1 * FastSilu(z.y));
+      for (int r = 0; r < 2; ++r) {
+        const unsigned x = *reinterpret_cast<const unsigned*>(
+            shared + Layout::kX + UnitOffset<kP>(r == 0 ? i0 : i1, n) + t * 4);
+        acc[n][2 * r] = fmaf(d, __uint_as_float(x << 16), acc[n][2 * r]);
+        acc[n][2 * r + 1] = fmaf(d, __uint_as_float(x & 0xffff0000u), acc[n][2 * r + 1]);
       }
     }
     __syncthreads();
+    if (of_all + 1 < units.end) copy_unit(of_all + 1);
+    float* out = p.output + row * p.output_stride + head * p.head_dim + part + 2 * t;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if ((r == 0 ? i0 : i1) >= piece.tokens) continue;
+#pragma unroll
+      for (int n = 0; n < kP / 8; ++n) {
+        if (part + n * 8 >= p.head_dim) continue;
+        *reinterpret_cast<float2*>(out + 8LL * r * p.output_stride + n * 8) =
+            make_float2(acc[n][2 * r] * FastSilu(z[r][n].x),
+                        acc[n][2 * r + 1] * FastSilu(z[r][n].y));
+      }
+    }
   }
 }
 
@@ -541,15 +559,15 @@ void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors,
               static_cast<unsigned>(params.piece_count * kConvSegments)),
          dim3(kThreads), 0, stream, params, channel_blocks);
   const int state_blocks =
-      (p.heads * p.d_state * p.head_dim / 4 + kPassThreads - 1) / kPassThreads;
+      (p.heads * p.d_state * p.head_dim / 2 + kPassThreads - 1) / kPassThreads;
   const int window_blocks = (channels + kPassThreads - 1) / kPassThreads;
   WithSizes(p, [&]<int kN, int kP>() {
     const int parts = (p.head_dim + kP - 1) / kP;
     const int per_group = p.heads / p.groups * parts;
-    // Blocks share B and C among as many heads as leave the device full.
-    const auto blocks_of = [&](int blocks_per_unit, int& share) {
+    // Blocks share B and C among as many heads as leave `most` blocks per multiprocessor.
+    const auto blocks_of = [&](int blocks_per_unit, int most, int& share) {
       share = std::clamp(params.piece_count * blocks_per_unit * p.groups * per_group /
-                             (3 * multiprocessors),
+                             (most * multiprocessors),
                          1, std::min(per_group, 8));
       return static_cast<unsigned>(p.groups * ((per_group + share - 1) / share));
     };
@@ -557,7 +575,7 @@ void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors,
     constexpr size_t kAddedBytes = kPieceTokens * (kN + kP) * 2;
     const auto added = AddedStateKernel<kN, kP>;
     AllowSharedMemory(added, kAddedBytes);
-    unsigned blocks = blocks_of(1, share);
+    unsigned blocks = blocks_of(1, 4, share);
     Launch("the kernel of chunk states", added,
            dim3(blocks, static_cast<unsigned>(params.piece_count)), dim3(kThreads), kAddedBytes,
            stream, params, parts, share);
@@ -568,7 +586,7 @@ void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors,
     const auto output = OutputKernel<kN, kP>;
     constexpr size_t kOutputBytes = OutputLayout<kN, kP>::kBytes;
     AllowSharedMemory(output, kOutputBytes);
-    blocks = blocks_of(2, share);
+    blocks = blocks_of(2, 8, share);
     Launch("the kernel of chunk outputs", output,
            dim3(blocks, static_cast<unsigned>(2 * params.piece_count)), dim3(kThreads),
            kOutputBytes, stream, params, parts, share);
