@@ -31,6 +31,8 @@ constexpr int kSliceRows = 512;
 constexpr int kLogitsRows = 64;
 // Largest batch of single tokens that runs as one graph.
 constexpr int kMostDecodeRows = 256;
+// Shapes of wide slices that are remembered.
+constexpr size_t kMostWideGraphs = 64;
 
 int Narrow(int64_t value) { return static_cast<int>(value); }
 
@@ -345,7 +347,7 @@ class CudaExecutor : public Executor {
     for (const SequenceRun& run : runs_) {
       slice_.most_tokens = std::max(slice_.most_tokens, run.tokens);
     }
-    for (int i = 0; i < last_op; ++i) Launch(program_.ops[static_cast<size_t>(i)]);
+    LaunchBefore(last_op);
     const Op& last = program_.ops[static_cast<size_t>(last_op)];
     const auto* head = std::get_if<LinearOp>(&last.body);
     if (head == nullptr || !head->logits_rows_only) {
@@ -372,6 +374,22 @@ class CudaExecutor : public Executor {
     const float* from =
         host_logits_.as<float>() + static_cast<size_t>(logits_count_ - asked) * vocab;
     values->insert(values->end(), from, from + static_cast<size_t>(asked) * vocab);
+  }
+
+  // All ops before `last_op`. What a whole wide slice launches depends only on a few numbers, and
+  // chunks of prompts tend to have the same again: from the second time on they run as a graph.
+  void LaunchBefore(int last_op) {
+    const auto launch = [&] {
+      for (int i = 0; i < last_op; ++i) Launch(program_.ops[static_cast<size_t>(i)]);
+    };
+    if (!slice_.wide || last_op + 1 < static_cast<int>(program_.ops.size())) return launch();
+    if (wide_graphs_.size() >= kMostWideGraphs) wide_graphs_.clear();
+    const auto [known, first] = wide_graphs_.try_emplace(
+        std::array<int, 3>{slice_.rows, slice_.run_count, slice_.piece_count});
+    if (first) return launch();
+    Graph& graph = known->second;
+    if (!graph) graph = Graph::Capture(stream_, launch);
+    graph.Launch(stream_);
   }
 
   void Collect(BufferId id, int rows, std::vector<float>& values) {
@@ -556,6 +574,7 @@ class CudaExecutor : public Executor {
   std::vector<Piece> pieces_;
   std::vector<int> first_pieces_;
   std::unique_ptr<WideOps> wide_;  // made for the first wide slice
+  std::map<std::array<int, 3>, Graph> wide_graphs_;  // empty for shapes seen once
 
   // Decoding on the device; one stream at a time.
   DeviceMemory decode_runs_;

@@ -140,6 +140,7 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
   const size_t widened = place(sizes.widened * sizeof(float));
   const size_t scores = place(sizes.scores * sizeof(float));
   const size_t expert_rows = place(sizes.expert_rows * kBf16);
+  const size_t expert_chosen = place(sizes.expert_order * sizeof(int));
   const size_t expert_order = place(sizes.expert_order * sizeof(int));
   const size_t expert_tiles = place(sizes.expert_tiles * sizeof(ExpertTile));
   const size_t expert_tile_count = place(sizeof(int));
@@ -156,6 +157,7 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
   widened_ = reinterpret_cast<float*>(at(widened));
   scores_ = reinterpret_cast<float*>(at(scores));
   expert_rows_ = reinterpret_cast<__nv_bfloat16*>(at(expert_rows));
+  expert_chosen_ = reinterpret_cast<int*>(at(expert_chosen));
   expert_order_ = reinterpret_cast<int*>(at(expert_order));
   expert_tiles_ = reinterpret_cast<ExpertTile*>(at(expert_tiles));
   expert_tile_count_ = reinterpret_cast<int*>(at(expert_tile_count));
@@ -324,6 +326,7 @@ ExpertGroups WideOps::Groups(BufferId routing, int64_t top_k, size_t experts, in
   groups.experts = static_cast<int>(experts);
   groups.routing = Values(routing);
   groups.routing_stride = Stride(routing);
+  groups.chosen = expert_chosen_;
   groups.order = expert_order_;
   groups.tiles = expert_tiles_;
   groups.tile_count = expert_tile_count_;
@@ -346,10 +349,10 @@ void WideOps::Launch(const RouterOp& op, const Slice& slice) {
   if (const float* bias = weights_.vector(op.router.bias)) {
     LaunchAddBias(bias, 1, slice.rows, matrix.rows, scores_, product.output_stride, stream_.get());
   }
-  float* routing = F32Values(op.output);
+  F32Values(op.output);
   LaunchChooseExperts(scores_, product.output_stride,
                       Groups(op.output, op.top_k, static_cast<size_t>(op.experts), slice.rows),
-                      routing, stream_.get());
+                      stream_.get());
   grouped_ = kNoId;
 }
 

@@ -90,6 +90,7 @@ class WideOps {
   float* widened_ = nullptr;
   float* scores_ = nullptr;             // of a router
   __nv_bfloat16* expert_rows_ = nullptr;  // [tokens * top_k, width]: what experts add
+  int* expert_chosen_ = nullptr;
   int* expert_order_ = nullptr;
   ExpertTile* expert_tiles_ = nullptr;
   int* expert_tile_count_ = nullptr;

@@ -26,14 +26,19 @@ constexpr int kTilesPerBlock = kTilesPerWarp * kThreads / 32;
 constexpr int kStages = 3;
 
 __global__ void __launch_bounds__(kThreads)
-    ChooseKernel(const float* scores, int scores_stride, int tokens, int experts, int top_k,
-                 float* routing, int routing_stride) {
+    ChooseKernel(const float* scores, int scores_stride,
+                 const __grid_constant__ ExpertGroups groups) {
   PdlWait();
   PdlTrigger();
   const int token = static_cast<int>(blockIdx.x * (kThreads / 32) + threadIdx.x / 32);
-  if (token >= tokens) return;
-  ChooseExperts(scores + static_cast<long long>(token) * scores_stride, experts, top_k,
-                routing + static_cast<long long>(token) * routing_stride);
+  if (token >= groups.tokens) return;
+  float* routing = groups.routing + static_cast<long long>(token) * groups.routing_stride;
+  ChooseExperts(scores + static_cast<long long>(token) * scores_stride, groups.experts,
+                groups.top_k, routing);
+  __syncwarp();
+  for (int j = static_cast<int>(threadIdx.x % 32); j < groups.top_k; j += 32) {
+    groups.chosen[token * groups.top_k + j] = static_cast<int>(routing[groups.top_k + j]);
+  }
 }
 
 __global__ void __launch_bounds__(kGroupThreads) GroupKernel(ExpertGroups groups, int tile_rows) {
@@ -44,16 +49,25 @@ __global__ void __launch_bounds__(kGroupThreads) GroupKernel(ExpertGroups groups
   PdlTrigger();
   const int thread = static_cast<int>(threadIdx.x);
   const int pairs = groups.tokens * groups.top_k;
-  const auto expert_of = [&](int pair) {
-    const int token = pair / groups.top_k;
-    return static_cast<int>(groups.routing[static_cast<long long>(token) * groups.routing_stride +
-                                           groups.top_k + pair % groups.top_k]);
+  // Calls with this thread's pairs and their experts, several of which are loaded at once.
+  const auto for_each = [&](auto&& visit) {
+    constexpr int kAtOnce = 8;
+    for (int base = thread; base < pairs; base += kAtOnce * kGroupThreads) {
+      int experts[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int pair = base + i * kGroupThreads;
+        experts[i] = pair < pairs ? groups.chosen[pair] : -1;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (experts[i] >= 0) visit(base + i * kGroupThreads, experts[i]);
+      }
+    }
   };
   counts[thread] = 0;
   __syncthreads();
-  for (int pair = thread; pair < pairs; pair += kGroupThreads) {
-    atomicAdd(&counts[expert_of(pair)], 1);
-  }
+  for_each([&](int, int expert) { atomicAdd(&counts[expert], 1); });
   __syncthreads();
   // Inclusive sums over experts, doubling.
   const int mine = counts[thread];
@@ -80,9 +94,7 @@ __global__ void __launch_bounds__(kGroupThreads) GroupKernel(ExpertGroups groups
     counts[thread] = first_row;
   }
   __syncthreads();
-  for (int pair = thread; pair < pairs; pair += kGroupThreads) {
-    groups.order[atomicAdd(&counts[expert_of(pair)], 1)] = pair;
-  }
+  for_each([&](int pair, int expert) { groups.order[atomicAdd(&counts[expert], 1)] = pair; });
 }
 
 // Rows of activations in shared memory: 64 columns, units of eight; odd rows have their halves
@@ -285,6 +297,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* weights = groups.routing + static_cast<long long>(token) * groups.routing_stride;
   const int row_stride = Bf16Stride(width);
   float sum[8] = {};
+#pragma unroll 4
   for (int j = 0; j < groups.top_k; ++j) {
     const long long pair = static_cast<long long>(token) * groups.top_k + j;
     const uint4 words = *reinterpret_cast<const uint4*>(rows + pair * row_stride + col);
@@ -297,6 +310,17 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   float* out = output + static_cast<long long>(token) * stride + col;
+  if (col + 8 <= width) {
+    float4* four = reinterpret_cast<float4*>(out);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float4 v = four[i];
+      v.x = fmaf(scale, sum[4 * i], v.x), v.y = fmaf(scale, sum[4 * i + 1], v.y);
+      v.z = fmaf(scale, sum[4 * i + 2], v.z), v.w = fmaf(scale, sum[4 * i + 3], v.w);
+      four[i] = v;
+    }
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     if (col + i < width) out[i] = fmaf(scale, sum[i], out[i]);
@@ -339,12 +363,11 @@ void LaunchGrouped(const ExpertGroups& groups, const PackedMatrix& m, const __nv
 }  // namespace
 
 void LaunchChooseExperts(const float* scores, int scores_stride, const ExpertGroups& groups,
-                         float* routing, cudaStream_t stream) {
+                         cudaStream_t stream) {
   constexpr int kWarps = kThreads / 32;
   Launch("the kernel that chooses experts", ChooseKernel,
          dim3(static_cast<unsigned>((groups.tokens + kWarps - 1) / kWarps)), dim3(kThreads), 0,
-         stream, scores, scores_stride, groups.tokens, groups.experts, groups.top_k, routing,
-         groups.routing_stride);
+         stream, scores, scores_stride, groups);
 }
 
 void LaunchGroupExperts(const ExpertGroups& groups, cudaStream_t stream) {

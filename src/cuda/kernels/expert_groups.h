@@ -30,8 +30,9 @@ struct ExpertGroups {
   int tokens = 0;
   int top_k = 0;
   int experts = 0;                 // at most kMostGroupedExperts
-  const float* routing = nullptr;  // [tokens, routing_stride]: weights, then experts as f32
+  float* routing = nullptr;        // [tokens, routing_stride]: weights, then experts as f32
   int routing_stride = 0;
+  int* chosen = nullptr;        // [tokens * top_k]: experts
   int* order = nullptr;         // [tokens * top_k]: pairs token * top_k + choice, by expert
   ExpertTile* tiles = nullptr;  // [MostExpertTiles(tokens * top_k, experts)]
   int* tile_count = nullptr;
@@ -39,11 +40,12 @@ struct ExpertGroups {
   int pairs() const { return tokens * top_k; }
 };
 
-// routing from scores [tokens, scores_stride] of a router: softmax over the top_k largest.
+// routing and chosen from scores [tokens, scores_stride] of a router: softmax over the top_k
+// largest.
 void LaunchChooseExperts(const float* scores, int scores_stride, const ExpertGroups& groups,
-                         float* routing, cudaStream_t stream);
+                         cudaStream_t stream);
 
-// Fills order, tiles and tile_count.
+// Fills order, tiles and tile_count from chosen.
 void LaunchGroupExperts(const ExpertGroups& groups, cudaStream_t stream);
 
 // Rows are bf16, Bf16Stride apart (see bf16_rows.h), the row of pair token * top_k + choice at that

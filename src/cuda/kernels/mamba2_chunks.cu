@@ -82,16 +82,20 @@ __global__ void __launch_bounds__(kThreads)
   const Mamba2Params& p = c.mixer;
   PdlWait();
   PdlTrigger();
-  const Piece piece = c.pieces[blockIdx.y / kConvSegments];
-  const int first = static_cast<int>(blockIdx.y % kConvSegments) * kConvTokens;
-  if (static_cast<int>(blockIdx.x) >= channel_blocks) {
-    const int head = (static_cast<int>(blockIdx.x) - channel_blocks) * (kThreads / 32) +
-                     static_cast<int>(threadIdx.x / 32);
-    if (first == 0 && head < p.heads) StepSizes(c, piece, head);
+  // Blocks of segments, then blocks of heads.
+  const int segment_blocks = channel_blocks * c.piece_count * kConvSegments;
+  if (static_cast<int>(blockIdx.x) >= segment_blocks) {
+    const int block = static_cast<int>(blockIdx.x) - segment_blocks;
+    const int head = block / c.piece_count * (kThreads / 32) + static_cast<int>(threadIdx.x / 32);
+    if (head < p.heads) StepSizes(c, c.pieces[block % c.piece_count], head);
     return;
   }
+  const int segment = static_cast<int>(blockIdx.x) / channel_blocks;
+  const Piece piece = c.pieces[segment / kConvSegments];
+  const int first = segment % kConvSegments * kConvTokens;
   const int channels = p.conv_channels();
-  const int channel = 4 * static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  const int channel = 4 * (static_cast<int>(blockIdx.x) % channel_blocks * kThreads +
+                           static_cast<int>(threadIdx.x));
   if (channel >= channels || first >= piece.tokens) return;
   const SequenceRun run = p.runs[piece.run];
   const float* ring = run.recurrent + p.conv_offset + channel;
@@ -207,6 +211,20 @@ __global__ void __launch_bounds__(kThreads)
   for (int of_all = units.first; of_all < units.end; ++of_all) {
     const int head = of_all / parts;
     const int part = of_all % parts * kP;
+    constexpr int kUnits = kP / 8;
+    constexpr int kCopies = kPieceTokens * kUnits / kThreads;
+    const int unit = static_cast<int>(threadIdx.x) % kUnits;
+    const int first_row = static_cast<int>(threadIdx.x) / kUnits;
+    const __nv_bfloat16* x = c.convolved + static_cast<long long>(piece.row) * channels +
+                             head * p.head_dim + part + unit * 8;
+    uint4 words[kCopies];
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int r = first_row + i * (kThreads / kUnits);
+      const bool valid = r < piece.tokens && part + unit * 8 < p.head_dim;
+      words[i] = valid ? *reinterpret_cast<const uint4*>(x + static_cast<long long>(r) * channels)
+                       : make_uint4(0, 0, 0, 0);
+    }
     const float2* steps = c.steps + static_cast<long long>(head) * c.rows + piece.row;
     const int token = static_cast<int>(threadIdx.x);
     if (token < piece.tokens) {
@@ -214,26 +232,20 @@ __global__ void __launch_bounds__(kThreads)
       weights[token] = Exp2(steps[piece.tokens - 1].y - step.y) * step.x;
     }
     __syncthreads();
-    constexpr int kUnits = kP / 8;
-    const __nv_bfloat16* x = c.convolved + static_cast<long long>(piece.row) * channels +
-                             head * p.head_dim + part;
-    for (int i = threadIdx.x; i < padded * kUnits; i += kThreads) {
-      const int r = i / kUnits;
-      const int unit = i % kUnits;
-      uint4 words = make_uint4(0, 0, 0, 0);
-      if (r < piece.tokens && part + unit * 8 < p.head_dim) {
-        words = *reinterpret_cast<const uint4*>(x + static_cast<long long>(r) * channels +
-                                                unit * 8);
-        const float weight = weights[r];
-        unsigned four[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          four[k] = PackBf16(weight * __uint_as_float(four[k] << 16),
-                             weight * __uint_as_float(four[k] & 0xffff0000u));
-        }
-        words = make_uint4(four[0], four[1], four[2], four[3]);
+    for (int i = 0; i < kCopies; ++i) {
+      const int r = first_row + i * (kThreads / kUnits);
+      if (r >= padded) break;
+      const float weight = r < piece.tokens ? weights[r] : 0.0f;
+      unsigned four[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const unsigned both = Component(words[i], k);
+        four[k] = PackBf16(weight * __uint_as_float(both << 16),
+                           weight * __uint_as_float(both & 0xffff0000u));
       }
-      *reinterpret_cast<uint4*>(x_bytes + UnitOffset<kP>(r, unit)) = words;
+      *reinterpret_cast<uint4*>(x_bytes + UnitOffset<kP>(r, unit)) =
+          make_uint4(four[0], four[1], four[2], four[3]);
     }
     CopyWait<0>();
     __syncthreads();
@@ -342,6 +354,12 @@ struct OutputLayout {
   static constexpr int kBytes = kSteps + kPieceTokens * 8;
 };
 
+__device__ __forceinline__ unsigned MultiplyBf16(unsigned a, unsigned b) {
+  unsigned product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
 // Products C_i . B_j are kept as bf16: they are rounded to it anyway once they are weighted.
 template <int kN, int kP>
 __global__ void __launch_bounds__(kThreads, kN > 128 ? 2 : kP == 32 ? 4 : 3)
@@ -431,6 +449,13 @@ __global__ void __launch_bounds__(kThreads, kN > 128 ? 2 : kP == 32 ? 4 : 3)
       cb[half * (kBlocks / 2) + i / 2][i % 2 * 2 + 1] = PackBf16(products[i][2], products[i][3]);
     }
   }
+  unsigned diagonal[4] = {};
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    if (block != last_block) continue;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) diagonal[e] = cb[block][e];
+  }
   __syncthreads();
   copy_unit(units.first);
 
@@ -469,39 +494,59 @@ __global__ void __launch_bounds__(kThreads, kN > 128 ? 2 : kP == 32 ? 4 : 3)
         MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
       }
     }
-    const float decay0 = Exp2(s0);
-    const float decay1 = Exp2(s1);
+    // With `border` the sum s before the warp's rows, exp(s_i - s_j) is exp(s_i - border) times
+    // exp(border - s_j) for every j before them, both exponents at most 0: one exponential per j and
+    // one per i, which is applied to the sum.
+    const float border = last_block == 0 ? 0.0f : steps[last_block * 16 - 1].y;
+    const float border_decay = Exp2(border);
 #pragma unroll
     for (int n = 0; n < kP / 8; ++n) {
-      acc[n][0] *= decay0, acc[n][1] *= decay0;
-      acc[n][2] *= decay1, acc[n][3] *= decay1;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[n][e] *= border_decay;
     }
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block > last_block || block * 16 >= padded) break;
-      unsigned a[4];
-#pragma unroll
-      for (int q = 0; q < 2; ++q) {
-        const int j = block * 16 + q * 8 + 2 * t;
-        const float4 two = *reinterpret_cast<const float4*>(steps + j);
-        const auto weigh = [&](unsigned products, float s, int i) {
-          const float low = j <= i ? two.x * Exp2(s - two.y) : 0.0f;
-          const float high = j + 1 <= i ? two.z * Exp2(s - two.w) : 0.0f;
-          const unsigned weights = PackBf16(low, high);
-          unsigned weighted;
-          asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(weighted) : "r"(products), "r"(weights));
-          return weighted;
-        };
-        a[2 * q] = weigh(cb[block][2 * q], s0, i0);
-        a[2 * q + 1] = weigh(cb[block][2 * q + 1], s1, i1);
-      }
+    const auto multiply_x = [&](const unsigned (&a)[4], int block) {
 #pragma unroll
       for (int n = 0; n < kP / 16; ++n) {
         unsigned b[4];
         LoadBTransposed<kP>(b, c_tile + Layout::kX, block * 16, 2 * n, lane);
         MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
       }
+    };
+#pragma unroll
+    for (int block = 0; block < kBlocks - 1; ++block) {
+      if (block >= last_block) break;
+      unsigned a[4];
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        const float4 two = *reinterpret_cast<const float4*>(steps + block * 16 + q * 8 + 2 * t);
+        const unsigned weights =
+            PackBf16(two.x * Exp2(border - two.y), two.z * Exp2(border - two.w));
+        a[2 * q] = MultiplyBf16(cb[block][2 * q], weights);
+        a[2 * q + 1] = MultiplyBf16(cb[block][2 * q + 1], weights);
+      }
+      multiply_x(a, block);
     }
+    const float decay0 = Exp2(s0 - border);
+    const float decay1 = Exp2(s1 - border);
+#pragma unroll
+    for (int n = 0; n < kP / 8; ++n) {
+      acc[n][0] *= decay0, acc[n][1] *= decay0;
+      acc[n][2] *= decay1, acc[n][3] *= decay1;
+    }
+    // The block on the diagonal.
+    unsigned a[4];
+#pragma unroll
+    for (int q = 0; q < 2; ++q) {
+      const int j = last_block * 16 + q * 8 + 2 * t;
+      const float4 two = *reinterpret_cast<const float4*>(steps + j);
+      const auto weigh = [&](unsigned products, float s, int i) {
+        return MultiplyBf16(products, PackBf16(j <= i ? two.x * Exp2(s - two.y) : 0.0f,
+                                               j + 1 <= i ? two.z * Exp2(s - two.w) : 0.0f));
+      };
+      a[2 * q] = weigh(diagonal[2 * q], s0, i0);
+      a[2 * q + 1] = weigh(diagonal[2 * q + 1], s1, i1);
+    }
+    if (last_block * 16 < padded) multiply_x(a, last_block);
     const float d = p.d[head];
 #pragma unroll
     for (int n = 0; n < kP / 8; ++n) {
@@ -555,8 +600,8 @@ void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors,
   const int channel_blocks = (channels / 4 + kThreads - 1) / kThreads;
   const int head_blocks = (p.heads + kThreads / 32 - 1) / (kThreads / 32);
   Launch("the causal convolution kernel", p.d_conv <= 4 ? ConvKernel<4> : ConvKernel<kMostTaps>,
-         dim3(static_cast<unsigned>(channel_blocks + head_blocks),
-              static_cast<unsigned>(params.piece_count * kConvSegments)),
+         dim3(static_cast<unsigned>((channel_blocks * kConvSegments + head_blocks) *
+                                    params.piece_count)),
          dim3(kThreads), 0, stream, params, channel_blocks);
   const int state_blocks =
       (p.heads * p.d_state * p.head_dim / 2 + kPassThreads - 1) / kPassThreads;
@@ -564,10 +609,10 @@ void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors,
   WithSizes(p, [&]<int kN, int kP>() {
     const int parts = (p.head_dim + kP - 1) / kP;
     const int per_group = p.heads / p.groups * parts;
-    // Blocks share B and C among as many heads as leave `most` blocks per multiprocessor.
-    const auto blocks_of = [&](int blocks_per_unit, int most, int& share) {
+    // Blocks share B and C among as many heads as leave eight blocks per multiprocessor.
+    const auto blocks_of = [&](int blocks_per_unit, int& share) {
       share = std::clamp(params.piece_count * blocks_per_unit * p.groups * per_group /
-                             (most * multiprocessors),
+                             (8 * multiprocessors),
                          1, std::min(per_group, 8));
       return static_cast<unsigned>(p.groups * ((per_group + share - 1) / share));
     };
@@ -575,7 +620,7 @@ void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors,
     constexpr size_t kAddedBytes = kPieceTokens * (kN + kP) * 2;
     const auto added = AddedStateKernel<kN, kP>;
     AllowSharedMemory(added, kAddedBytes);
-    unsigned blocks = blocks_of(1, 4, share);
+    unsigned blocks = blocks_of(1, share);
     Launch("the kernel of chunk states", added,
            dim3(blocks, static_cast<unsigned>(params.piece_count)), dim3(kThreads), kAddedBytes,
            stream, params, parts, share);
@@ -586,7 +631,7 @@ void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors,
     const auto output = OutputKernel<kN, kP>;
     constexpr size_t kOutputBytes = OutputLayout<kN, kP>::kBytes;
     AllowSharedMemory(output, kOutputBytes);
-    blocks = blocks_of(2, 8, share);
+    blocks = blocks_of(2, share);
     Launch("the kernel of chunk outputs", output,
            dim3(blocks, static_cast<unsigned>(2 * params.piece_count)), dim3(kThreads),
            kOutputBytes, stream, params, parts, share);
