@@ -119,13 +119,13 @@ const DenseProducts::Plan& DenseProducts::PlanOf(const Shape& shape) {
   CheckBlas(Lt().create_operation(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
             "cublasLtMatmulDescCreate");
   const cublasOperation_t transposed = CUBLAS_OP_T;
-  CheckBlas(Lt().set_operation(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA,
-                                           &transposed, sizeof(transposed)),
+  CheckBlas(Lt().set_operation(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                               sizeof(transposed)),
             "cublasLtMatmulDescSetAttribute");
   const auto layout = [](cublasLtMatrixLayout_t& out, cudaDataType type, int rows, int cols,
                          int stride) {
     CheckBlas(Lt().create_layout(&out, type, static_cast<uint64_t>(rows),
-                                         static_cast<uint64_t>(cols), stride),
+                                 static_cast<uint64_t>(cols), stride),
               "cublasLtMatrixLayoutCreate");
   };
   layout(plan->weights, CUDA_R_16BF, shape.cols, shape.rows, shape.weights_stride);
@@ -135,13 +135,12 @@ const DenseProducts::Plan& DenseProducts::PlanOf(const Shape& shape) {
   cublasLtMatmulPreference_t preference = nullptr;
   CheckBlas(Lt().create_preference(&preference), "cublasLtMatmulPreferenceCreate");
   const size_t most = workspace_.bytes();
-  Lt().set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most,
-                                       sizeof(most));
+  Lt().set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof(most));
   cublasLtMatmulHeuristicResult_t result{};
   int count = 0;
-  const cublasStatus_t status = Lt().find_algorithm(
-      Handle(handle_), plan->operation, plan->weights, plan->activations, plan->output,
-      plan->output, preference, 1, &result, &count);
+  const cublasStatus_t status =
+      Lt().find_algorithm(Handle(handle_), plan->operation, plan->weights, plan->activations,
+                          plan->output, plan->output, preference, 1, &result, &count);
   Lt().destroy_preference(preference);
   if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
     Fail("cuBLASLt has no algorithm for a product of [", shape.tokens, ", ", shape.cols, "] with [",
@@ -156,11 +155,11 @@ void DenseProducts::Launch(const DenseProduct& p, const Stream& stream) {
   const Plan& plan = PlanOf({p.tokens, p.rows, p.cols, p.activations_stride, p.weights_stride,
                              p.output_stride, p.add, p.output_bf16});
   const float beta = p.add ? 1.0f : 0.0f;
-  CheckBlas(Lt().multiply(Handle(handle_), plan.operation, &p.scale, p.weights, plan.weights,
-                           p.activations, plan.activations, &beta, p.output, plan.output, p.output,
-                           plan.output, &plan.algorithm, workspace_.data(), plan.workspace,
-                           stream.get()),
-            "a matrix product");
+  CheckBlas(
+      Lt().multiply(Handle(handle_), plan.operation, &p.scale, p.weights, plan.weights,
+                    p.activations, plan.activations, &beta, p.output, plan.output, p.output,
+                    plan.output, &plan.algorithm, workspace_.data(), plan.workspace, stream.get()),
+      "a matrix product");
 }
 
 }  // namespace adder::cuda

@@ -43,6 +43,8 @@ class CudaExecutor : public Executor {
         f32_(options.f32),
         wide_tokens_(options.f32 || !WideOps::Support(program_) ? std::numeric_limits<int>::max()
                                                                 : options.wide_tokens),
+        wide_limit_(
+            std::clamp(options.wide_rows / kPieceTokens * kPieceTokens, 512, kWideSliceRows)),
         unpacked_bytes_(options.unpacked_bytes),
         weights_(program_, stream_, options.progress),
         state_(program_, /*kv_bf16=*/!options.f32, stream_) {
@@ -159,14 +161,15 @@ class CudaExecutor : public Executor {
 
     constexpr size_t rows = std::max(kSliceRows, kWideSliceRows);
     constexpr size_t kRowEnd = rows * (sizeof(SequenceRun) + 12);
-    constexpr size_t kPieceEnd = kRowEnd + kWideSlicePieces * sizeof(Piece);
+    constexpr size_t kPieces = WideSlicePieces(kWideSliceRows);
+    constexpr size_t kPieceEnd = kRowEnd + kPieces * sizeof(Piece);
     table_offsets_ = {0,
                       rows * sizeof(SequenceRun),
                       rows * (sizeof(SequenceRun) + 4),
                       rows * (sizeof(SequenceRun) + 8),
                       kRowEnd,
                       kPieceEnd};
-    table_ = DeviceMemory(kPieceEnd + (kWideSlicePieces + 1) * sizeof(int));
+    table_ = DeviceMemory(kPieceEnd + (kPieces + 1) * sizeof(int));
     tables_.runs = table_.as<const SequenceRun>();
     tables_.tokens = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[1]);
     tables_.row_runs = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[2]);
@@ -252,7 +255,7 @@ class CudaExecutor : public Executor {
     int64_t done = 0;  // tokens of batch[next]
     while (next < batch.size()) {
       const int wide_rows = WideRows(batch, next, done);
-      const bool wide = wide_rows >= wide_tokens_ && DenseProducts::Available();
+      const bool wide = wide_rows >= wide_tokens_;
       const size_t most_rows = static_cast<size_t>(wide ? wide_rows : kSliceRows);
       runs_.clear();
       tokens_.clear();
@@ -285,29 +288,43 @@ class CudaExecutor : public Executor {
     }
   }
 
-  // How many tokens a wide slice from token `done` of batch[next] on would have.
-  static int WideRows(const Batch& batch, size_t next, int64_t done) {
+  // How many tokens a wide slice from token `done` of batch[next] on would have; 0 when there can
+  // be none.
+  int WideRows(const Batch& batch, size_t next, int64_t done) {
+    const int most = Narrow(CountRows(batch, next, done, wide_limit_));
+    if (most < wide_tokens_ || !PrepareWide()) return 0;
+    return Narrow(CountRows(batch, next, done, wide_->rows()));
+  }
+
+  // The same for slices of at most so many tokens.
+  static int64_t CountRows(const Batch& batch, size_t next, int64_t done, int most) {
+    const int most_pieces = WideSlicePieces(most);
     int64_t rows = 0;
     int64_t pieces = 0;
-    for (; next < batch.size() && rows < kWideSliceRows && pieces < kWideSlicePieces; ++next) {
-      const int64_t take =
-          std::min({static_cast<int64_t>(batch[next].tokens.size()) - done, kWideSliceRows - rows,
-                    (kWideSlicePieces - pieces) * kPieceTokens});
+    for (; next < batch.size() && rows < most && pieces < most_pieces; ++next) {
+      const int64_t take = std::min({static_cast<int64_t>(batch[next].tokens.size()) - done,
+                                     most - rows, (most_pieces - pieces) * kPieceTokens});
       rows += take;
       pieces += (take + kPieceTokens - 1) / kPieceTokens;
       done = 0;
     }
-    return Narrow(rows);
+    return rows;
   }
 
-  void PrepareWide() {
-    if (wide_ != nullptr) return;
-    size_t free = 0;
-    size_t all = 0;
-    Check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
-    wide_ = std::make_unique<WideOps>(
-        program_, weights_, state_, stream_, multiprocessors_,
-        unpacked_bytes_ < 0 ? free / 8 : static_cast<size_t>(unpacked_bytes_));
+  // Whether wide slices can be run; makes what they need.
+  bool PrepareWide() {
+    if (wide_ == nullptr && DenseProducts::Available()) {
+      size_t free = 0;
+      size_t all = 0;
+      Check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+      WideLimits limits;
+      limits.rows = wide_limit_;
+      limits.buffer_bytes = free / 2;
+      limits.kept_bytes = unpacked_bytes_ < 0 ? free / 8 : static_cast<size_t>(unpacked_bytes_);
+      wide_ =
+          std::make_unique<WideOps>(program_, weights_, state_, stream_, multiprocessors_, limits);
+    }
+    return wide_ != nullptr && wide_->rows() > 0;
   }
 
   void CutPieces() {
@@ -335,10 +352,7 @@ class CudaExecutor : public Executor {
     UploadTable(table_offsets_[1], tokens_);
     UploadTable(table_offsets_[2], row_runs_);
     UploadTable(table_offsets_[3], logits_rows_);
-    if (wide) {
-      CutPieces();
-      PrepareWide();
-    }
+    if (wide) CutPieces();
     slice_ = tables_;
     slice_.wide = wide;
     slice_.piece_count = wide ? static_cast<int>(pieces_.size()) : 0;
@@ -547,6 +561,7 @@ class CudaExecutor : public Executor {
   const Program program_;
   const bool f32_;
   const int wide_tokens_;  // slices of at least so many tokens are wide
+  const int wide_limit_;   // tokens of a wide slice at most
   const int64_t unpacked_bytes_;
   Stream stream_;
   DeviceWeights weights_;
@@ -573,7 +588,7 @@ class CudaExecutor : public Executor {
   std::vector<int> logits_rows_;
   std::vector<Piece> pieces_;
   std::vector<int> first_pieces_;
-  std::unique_ptr<WideOps> wide_;  // made for the first wide slice
+  std::unique_ptr<WideOps> wide_;                    // made for the first wide slice
   std::map<std::array<int, 3>, Graph> wide_graphs_;  // empty for shapes seen once
 
   // Decoding on the device; one stream at a time.

@@ -16,6 +16,9 @@ struct CudaOptions {
   bool f32 = false;
   // Batches of at least so many tokens run through kernels for many tokens (not with f32).
   int wide_tokens = 257;
+  // Tokens of such a batch that are run at once, a multiple of 128 in [512, 4096]; fewer where
+  // there is too little memory.
+  int wide_rows = 4096;
   // Those kernels keep bf16 copies of weights in up to so many bytes of device memory; negative: an
   // eighth of what is free at the first such batch.
   int64_t unpacked_bytes = -1;

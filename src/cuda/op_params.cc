@@ -15,8 +15,8 @@ int BufferStride(const Program& program, BufferId id) {
   return (BufferWidth(program, id) + 3) / 4 * 4;
 }
 
-Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights,
-                         const DeviceState& state, const Slice& slice) {
+Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
+                         const Slice& slice) {
   const Mamba2& m = op.mixer;
   Mamba2Params params;
   params.heads = Narrow(m.heads);

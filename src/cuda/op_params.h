@@ -15,8 +15,8 @@ int BufferWidth(const Program& program, BufferId id);
 int BufferStride(const Program& program, BufferId id);
 
 // All but the activations.
-Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights,
-                         const DeviceState& state, const Slice& slice);
+Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
+                         const Slice& slice);
 // All but the activations and scratch.
 AttentionParams MixerParams(const AttentionOp& op, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,

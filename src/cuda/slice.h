@@ -23,8 +23,8 @@ struct Slice {
   int piece_count = 0;
 };
 
-// A wide slice has at most so many tokens and pieces.
+// Tokens of a wide slice at most, and pieces of one with at most so many tokens.
 inline constexpr int kWideSliceRows = 4096;
-inline constexpr int kWideSlicePieces = 64;
+constexpr int WideSlicePieces(int rows) { return 2 * rows / kPieceTokens; }
 
 }  // namespace adder::cuda

@@ -13,11 +13,12 @@ namespace {
 // Tokens of a product are rounded up to a multiple of this, so that few shapes are ever seen. The
 // rows beyond a slice belong to nobody.
 constexpr int kRowStep = 64;
-static_assert(kWideSliceRows % kRowStep == 0);
+// With memory for fewer, slices are not worth it.
+constexpr int kFewestRows = 512;
 
 int Narrow(int64_t value) { return static_cast<int>(value); }
 
-// Largest sizes over a program's ops, in elements, of unpacked weights in bytes.
+// Largest sizes over a program's ops, in elements.
 struct ScratchSizes {
   size_t activations = 0;
   size_t unpacked = 0;
@@ -72,95 +73,87 @@ bool WideOps::Support(const Program& program) {
 }
 
 WideOps::WideOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
-                 const Stream& stream, int multiprocessors, size_t most_kept_bytes)
+                 const Stream& stream, int multiprocessors, const WideLimits& limits)
     : program_(program),
       weights_(weights),
       state_(state),
       stream_(stream),
       multiprocessors_(multiprocessors),
+      rows_(limits.rows),
       is_bf16_(program.buffers.size(), false) {
-  KeepUnpacked(most_kept_bytes);
-  constexpr int64_t kRows = kWideSliceRows;
+  KeepUnpacked(limits.kept_bytes);
+  while (rows_ >= kFewestRows && PlaceBuffers(nullptr) > limits.buffer_bytes) rows_ /= 2;
+  rows_ = rows_ < kFewestRows ? 0 : rows_ / kRowStep * kRowStep;
+  if (rows_ == 0) return;
+  memory_ = DeviceMemory(PlaceBuffers(nullptr));
+  PlaceBuffers(memory_.as<std::byte>());
+}
+
+size_t WideOps::PlaceBuffers(std::byte* base) {
+  const int64_t rows = rows_;
   ScratchSizes sizes;
   const auto raise_unpacked = [&](const PackedMatrix& matrix) {
     if (kept_.count(matrix.data) == 0) {
-      sizes.unpacked = std::max(sizes.unpacked, UnpackedBytes(matrix));
+      Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
     }
   };
-  for (const Op& op : program.ops) {
+  for (const Op& op : program_.ops) {
     if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->logits_rows_only) continue;
-      const PackedMatrix& matrix = weights.matrix(linear->linear.weight);
-      Raise(sizes.activations, kRows * Bf16Stride(matrix.cols));
+      const PackedMatrix& matrix = weights_.matrix(linear->linear.weight);
+      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
       raise_unpacked(matrix);
       if (linear->epilogue == Epilogue::kSiluMul) {
-        Raise(sizes.gates, kRows * Bf16Stride(matrix.rows));
+        Raise(sizes.gates, rows * Bf16Stride(matrix.rows));
       }
     } else if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
       const Mamba2& m = mamba->mixer;
-      Raise(sizes.convolved, kRows * m.conv_channels());
-      Raise(sizes.state, kWideSlicePieces * m.inner() * m.d_state);
-      Raise(sizes.steps, kRows * m.heads);
+      Raise(sizes.convolved, rows * m.conv_channels());
+      Raise(sizes.state, WideSlicePieces(rows_) * m.inner() * m.d_state);
+      Raise(sizes.steps, rows * m.heads);
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      const PackedMatrix& matrix = weights.matrix(router->router.weight);
-      Raise(sizes.activations, kRows * Bf16Stride(matrix.cols));
+      const PackedMatrix& matrix = weights_.matrix(router->router.weight);
+      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
       raise_unpacked(matrix);
-      Raise(sizes.scores, kRows * ScoresStride(matrix));
-      Raise(sizes.expert_order, kRows * router->top_k);
+      Raise(sizes.scores, rows * ScoresStride(matrix));
+      Raise(sizes.expert_order, rows * router->top_k);
       // Never more than tiles of the smaller kind.
-      Raise(sizes.expert_tiles, kRows * router->top_k / 64 + router->experts);
+      Raise(sizes.expert_tiles, rows * router->top_k / 64 + router->experts);
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      Raise(sizes.activations, kRows * Bf16Stride(weights.stack(gate_up->gate_up).cols));
+      Raise(sizes.activations, rows * Bf16Stride(weights_.stack(gate_up->gate_up).cols));
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
-      Raise(sizes.expert_rows, kRows * down->top_k * Bf16Stride(weights.stack(down->down).rows));
+      Raise(sizes.expert_rows, rows * down->top_k * Bf16Stride(weights_.stack(down->down).rows));
     }
   }
   size_t total = 0;
-  const auto place = [&total](size_t bytes) {
-    const size_t offset = total;
-    total += (bytes + 255) / 256 * 256;
-    return offset;
+  const auto place = [&]<class T>(T*& pointer, size_t count) {
+    pointer = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(base) + total);
+    total += (count * sizeof(T) + 255) / 256 * 256;
   };
-  std::vector<size_t> offsets;
-  for (size_t b = 0; b < program.buffers.size(); ++b) {
+  buffers_.assign(program_.buffers.size(), nullptr);
+  for (size_t b = 0; b < buffers_.size(); ++b) {
     const auto id = static_cast<BufferId>(b);
     // The head's rows are the executor's.
-    const int64_t rows = id == program.logits ? 0 : kRows;
-    offsets.push_back(place(static_cast<size_t>(rows * Stride(id)) * sizeof(float)));
-    if (id != program.logits) Raise(sizes.widened, kRows * Stride(id));
+    if (id == program_.logits) continue;
+    const auto floats = static_cast<size_t>(rows * Stride(id));
+    place(buffers_[b], floats);
+    sizes.widened = std::max(sizes.widened, floats);
   }
-  constexpr size_t kBf16 = sizeof(__nv_bfloat16);
-  const size_t activations = place(sizes.activations * kBf16);
-  const size_t unpacked = place(sizes.unpacked);
-  const size_t gates = place(sizes.gates * kBf16);
-  const size_t convolved = place(sizes.convolved * kBf16);
-  const size_t before = place(sizes.state * kBf16);
-  const size_t added = place(sizes.state * sizeof(float));
-  const size_t steps = place(sizes.steps * sizeof(float2));
-  const size_t widened = place(sizes.widened * sizeof(float));
-  const size_t scores = place(sizes.scores * sizeof(float));
-  const size_t expert_rows = place(sizes.expert_rows * kBf16);
-  const size_t expert_chosen = place(sizes.expert_order * sizeof(int));
-  const size_t expert_order = place(sizes.expert_order * sizeof(int));
-  const size_t expert_tiles = place(sizes.expert_tiles * sizeof(ExpertTile));
-  const size_t expert_tile_count = place(sizeof(int));
-  memory_ = DeviceMemory(total);
-  const auto at = [this](size_t offset) { return memory_.as<std::byte>() + offset; };
-  for (size_t offset : offsets) buffers_.push_back(reinterpret_cast<float*>(at(offset)));
-  activations_ = reinterpret_cast<__nv_bfloat16*>(at(activations));
-  unpacked_ = reinterpret_cast<__nv_bfloat16*>(at(unpacked));
-  gates_ = reinterpret_cast<__nv_bfloat16*>(at(gates));
-  convolved_ = reinterpret_cast<__nv_bfloat16*>(at(convolved));
-  before_ = reinterpret_cast<__nv_bfloat16*>(at(before));
-  added_ = reinterpret_cast<float*>(at(added));
-  steps_ = reinterpret_cast<float2*>(at(steps));
-  widened_ = reinterpret_cast<float*>(at(widened));
-  scores_ = reinterpret_cast<float*>(at(scores));
-  expert_rows_ = reinterpret_cast<__nv_bfloat16*>(at(expert_rows));
-  expert_chosen_ = reinterpret_cast<int*>(at(expert_chosen));
-  expert_order_ = reinterpret_cast<int*>(at(expert_order));
-  expert_tiles_ = reinterpret_cast<ExpertTile*>(at(expert_tiles));
-  expert_tile_count_ = reinterpret_cast<int*>(at(expert_tile_count));
+  place(activations_, sizes.activations);
+  place(unpacked_, sizes.unpacked);
+  place(gates_, sizes.gates);
+  place(convolved_, sizes.convolved);
+  place(before_, sizes.state);
+  place(added_, sizes.state);
+  place(steps_, sizes.steps);
+  place(widened_, sizes.widened);
+  place(scores_, sizes.scores);
+  place(expert_rows_, sizes.expert_rows);
+  place(expert_chosen_, sizes.expert_order);
+  place(expert_order_, sizes.expert_order);
+  place(expert_tiles_, sizes.expert_tiles);
+  place(expert_tile_count_, 1);
+  return total;
 }
 
 void WideOps::KeepUnpacked(size_t most_bytes) {
@@ -260,8 +253,8 @@ void WideOps::Launch(const Op& op, const Slice& slice) {
 }
 
 void WideOps::Launch(const EmbedOp& op, const Slice& slice) {
-  LaunchEmbed(weights_.matrix(op.embedding), slice.tokens, slice.rows, op.scale, F32Values(op.output),
-              Stride(op.output), stream_.get());
+  LaunchEmbed(weights_.matrix(op.embedding), slice.tokens, slice.rows, op.scale,
+              F32Values(op.output), Stride(op.output), stream_.get());
 }
 
 void WideOps::Launch(const LinearOp& op, const Slice& slice) {

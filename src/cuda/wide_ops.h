@@ -5,6 +5,7 @@
 // Some activations are bf16 here; they lie at the beginning of their f32 buffer.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,15 +21,23 @@
 
 namespace adder::cuda {
 
+struct WideLimits {
+  int rows = 0;             // tokens of a slice, fewer where there is too little memory
+  size_t buffer_bytes = 0;  // for activations
+  size_t kept_bytes = 0;    // for unpacked weights that are kept; others are unpacked each time
+};
+
 class WideOps {
  public:
   // Whether the kernels handle every op of the program.
   static bool Support(const Program& program);
 
-  // Takes the memory for kWideSliceRows tokens. Of unpacked weights, as many as fit into
-  // `most_kept_bytes` are kept; the others are unpacked each time. The arguments must outlive it.
+  // Takes the memory. The arguments must outlive it.
   WideOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
-          const Stream& stream, int multiprocessors, size_t most_kept_bytes);
+          const Stream& stream, int multiprocessors, const WideLimits& limits);
+
+  // Tokens a slice may have; 0: there is too little memory for wide slices.
+  int rows() const { return rows_; }
 
   // Puts one op on the stream. Not for the head: its rows are few.
   void Launch(const Op& op, const Slice& slice);
@@ -46,6 +55,8 @@ class WideOps {
   };
 
   void KeepUnpacked(size_t most_bytes);
+  // Sets the pointers to parts of memory that begins at `base`; returns its size.
+  size_t PlaceBuffers(std::byte* base);
   const __nv_bfloat16* Unpacked(const PackedMatrix& matrix);
   int Width(BufferId id) const;
   int Stride(BufferId id) const;
@@ -71,6 +82,7 @@ class WideOps {
   const DeviceState& state_;
   const Stream& stream_;
   const int multiprocessors_;
+  int rows_;
   DenseProducts products_;
 
   // Matrices as bf16 rows, by their packed data.
@@ -88,7 +100,7 @@ class WideOps {
   float* added_ = nullptr;
   float2* steps_ = nullptr;
   float* widened_ = nullptr;
-  float* scores_ = nullptr;             // of a router
+  float* scores_ = nullptr;               // of a router
   __nv_bfloat16* expert_rows_ = nullptr;  // [tokens * top_k, width]: what experts add
   int* expert_chosen_ = nullptr;
   int* expert_order_ = nullptr;

@@ -49,9 +49,7 @@ bool IsBatchInvariant(Backend backend) {
   return backend != Backend::kCudaFast && backend != Backend::kCudaWide;
 }
 
-bool IsExact(Backend backend) {
-  return backend != Backend::kCpuFast && IsBatchInvariant(backend);
-}
+bool IsExact(Backend backend) { return backend != Backend::kCpuFast && IsBatchInvariant(backend); }
 
 std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program) {
   if (backend == Backend::kReference) return MakeInterpreter(std::move(program));
@@ -61,6 +59,7 @@ std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program) {
     options.f32 = backend == Backend::kCudaF32;
     if (backend == Backend::kCudaWide) {
       options.wide_tokens = 2;
+      options.wide_rows = 1024;
       // Enough for some matrices only.
       options.unpacked_bytes = 100000;
     }

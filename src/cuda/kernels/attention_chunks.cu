@@ -70,10 +70,10 @@ __global__ void __launch_bounds__(kThreads)
   const auto copy = [&](int block, int buffer) {
     const int begin = block * kKeys;
     const char* page = run.pages[begin / p.page_positions];
-    const auto* keys = reinterpret_cast<const __nv_bfloat16*>(page + p.kv_offset) +
-                       (static_cast<long long>(kv_head) * p.page_positions +
-                        begin % p.page_positions) *
-                           p.head_dim;
+    const auto* keys =
+        reinterpret_cast<const __nv_bfloat16*>(page + p.kv_offset) +
+        (static_cast<long long>(kv_head) * p.page_positions + begin % p.page_positions) *
+            p.head_dim;
     const unsigned k_tile = tiles + buffer * 2 * kTileBytes;
     for (int i = threadIdx.x; i < kKeys * kUnits; i += kThreads) {
       const int r = i / kUnits;

@@ -58,8 +58,8 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
       row_runs.push_back(static_cast<int>(r));
       const std::vector<float> q = numbers.Vector(static_cast<size_t>(heads) * dim, 1.5f);
       qkv.insert(qkv.end(), q.begin(), q.end());
-      const auto from = static_cast<std::ptrdiff_t>(
-          static_cast<size_t>(sizes[r].position + token) * kv_width);
+      const auto from =
+          static_cast<std::ptrdiff_t>(static_cast<size_t>(sizes[r].position + token) * kv_width);
       for (const auto* of : {&keys.back(), &values.back()}) {
         qkv.insert(qkv.end(), of->begin() + from,
                    of->begin() + from + static_cast<std::ptrdiff_t>(kv_width));
@@ -132,8 +132,8 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
   double worst = 0;
   for (size_t row = 0; row < rows; ++row) {
     const auto r = static_cast<size_t>(row_runs[row]);
-    const size_t last = static_cast<size_t>(runs[r].position) + row -
-                        static_cast<size_t>(runs[r].row);
+    const size_t last =
+        static_cast<size_t>(runs[r].position) + row - static_cast<size_t>(runs[r].row);
     for (size_t h = 0; h < static_cast<size_t>(heads); ++h) {
       const size_t kv = h / static_cast<size_t>(heads / kv_heads) * dim;
       const float* q = qkv.data() + row * stride + h * dim;

@@ -3,7 +3,8 @@
 //
 // Each kernel waits for the one before, lets the next start, then reads and writes; no block
 // depends on another. Norm: one warp or several own one group of one row and keep it in registers
-// between the sum of squares and the scaling. Unpack: a warp owns one tile and chunk of the packed matrix.
+// between the sum of squares and the scaling. Unpack: a warp owns one tile and chunk of the packed
+// matrix.
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
@@ -236,9 +237,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) a[i] = __fdividef(a[i], 1.0f + __expf(-a[i])) * b[i];
-  *reinterpret_cast<uint4*>(output + static_cast<long long>(row) * stride + col) =
-      make_uint4(PackBf16(a[0], a[1]), PackBf16(a[2], a[3]), PackBf16(a[4], a[5]),
-                 PackBf16(a[6], a[7]));
+  *reinterpret_cast<uint4*>(output + static_cast<long long>(row) * stride + col) = make_uint4(
+      PackBf16(a[0], a[1]), PackBf16(a[2], a[3]), PackBf16(a[4], a[5]), PackBf16(a[6], a[7]));
 }
 
 __global__ void __launch_bounds__(kThreads)

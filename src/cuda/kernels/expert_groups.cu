@@ -223,8 +223,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint4 eight =
-            *reinterpret_cast<const uint4*>(stage + RowUnit(n * 8 + g, 4 * h + t));
+        const uint4 eight = *reinterpret_cast<const uint4*>(stage + RowUnit(n * 8 + g, 4 * h + t));
         const unsigned low[2] = {eight.x, eight.y};
         const unsigned high[2] = {eight.z, eight.w};
 #pragma unroll

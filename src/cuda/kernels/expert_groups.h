@@ -1,5 +1,5 @@
-// Mixtures of experts over many tokens: rows are grouped by expert on the device, then each expert's
-// matrix is multiplied with its rows.
+// Mixtures of experts over many tokens: rows are grouped by expert on the device, then each
+// expert's matrix is multiplied with its rows.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,8 +29,8 @@ constexpr int MostExpertTiles(int pairs, int experts) {
 struct ExpertGroups {
   int tokens = 0;
   int top_k = 0;
-  int experts = 0;                 // at most kMostGroupedExperts
-  float* routing = nullptr;        // [tokens, routing_stride]: weights, then experts as f32
+  int experts = 0;           // at most kMostGroupedExperts
+  float* routing = nullptr;  // [tokens, routing_stride]: weights, then experts as f32
   int routing_stride = 0;
   int* chosen = nullptr;        // [tokens * top_k]: experts
   int* order = nullptr;         // [tokens * top_k]: pairs token * top_k + choice, by expert

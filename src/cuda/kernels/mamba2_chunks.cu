@@ -39,7 +39,8 @@ constexpr float kLog2E = 1.44269504f;
 __device__ __forceinline__ float FastSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 __device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-__device__ __forceinline__ void StepSizes(const Mamba2ChunkParams& c, const Piece& piece, int head) {
+__device__ __forceinline__ void StepSizes(const Mamba2ChunkParams& c, const Piece& piece,
+                                          int head) {
   const Mamba2Params& p = c.mixer;
   constexpr int kTokens = kPieceTokens / 32;
   const int lane = threadIdx.x % 32;
@@ -101,8 +102,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* ring = run.recurrent + p.conv_offset + channel;
   const float* input = p.projected + p.inner() + channel +
                        static_cast<long long>(piece.row + first) * p.projected_stride;
-  __nv_bfloat16* out =
-      c.convolved + static_cast<long long>(piece.row + first) * channels + channel;
+  __nv_bfloat16* out = c.convolved + static_cast<long long>(piece.row + first) * channels + channel;
   const auto four = [](const float* from) { return *reinterpret_cast<const float4*>(from); };
   const float4 zero = make_float4(0, 0, 0, 0);
   const float4 bias = p.conv_bias == nullptr ? zero : four(p.conv_bias + channel);
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(kThreads)
     weights[tap] = zero;
     window[tap] = zero;
     if (back >= p.d_conv) continue;
-    weights[tap] = four(p.conv_weight + static_cast<long long>(p.d_conv - 1 - back) * channels +
-                        channel);
+    weights[tap] =
+        four(p.conv_weight + static_cast<long long>(p.d_conv - 1 - back) * channels + channel);
     if (back == 0) continue;
     if (in_run >= back) {
       window[tap] = four(input - static_cast<long long>(back) * p.projected_stride);
@@ -149,9 +149,8 @@ __global__ void __launch_bounds__(kThreads)
         if (tap + 1 < kTaps) window[tap] = window[tap + 1];
       }
       if (base + i >= count) break;
-      *reinterpret_cast<uint2*>(out + static_cast<long long>(base + i) * channels) =
-          make_uint2(PackBf16(FastSilu(sum.x), FastSilu(sum.y)),
-                     PackBf16(FastSilu(sum.z), FastSilu(sum.w)));
+      *reinterpret_cast<uint2*>(out + static_cast<long long>(base + i) * channels) = make_uint2(
+          PackBf16(FastSilu(sum.x), FastSilu(sum.y)), PackBf16(FastSilu(sum.z), FastSilu(sum.w)));
     }
   }
 }
@@ -172,8 +171,8 @@ __device__ __forceinline__ Units FindUnits(const Mamba2Params& p, int parts, int
 
 // Rows of B (0) or C (1) of a group to a tile [.., kN] in the background.
 template <int kN>
-__device__ __forceinline__ void CopyBc(const Mamba2ChunkParams& c, unsigned tile, int row,
-                                       int rows, int valid_rows, int group, int b_or_c) {
+__device__ __forceinline__ void CopyBc(const Mamba2ChunkParams& c, unsigned tile, int row, int rows,
+                                       int valid_rows, int group, int b_or_c) {
   const Mamba2Params& p = c.mixer;
   const int channels = p.conv_channels();
   const __nv_bfloat16* from = c.convolved + static_cast<long long>(row) * channels + p.inner() +
@@ -263,8 +262,8 @@ __global__ void __launch_bounds__(kThreads)
         for (int n = 0; n < kP / 16; ++n) MmaPair(acc[m][2 * n], acc[m][2 * n + 1], a, b[n]);
       }
     }
-    float* out = c.added + (static_cast<long long>(blockIdx.y) * p.heads + head) * p.d_state *
-                               p.head_dim;
+    float* out =
+        c.added + (static_cast<long long>(blockIdx.y) * p.heads + head) * p.d_state * p.head_dim;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -277,8 +276,7 @@ __global__ void __launch_bounds__(kThreads)
           *reinterpret_cast<float2*>(to) = make_float2(acc[m][n][0], acc[m][n][1]);
         }
         if (row + 8 < p.d_state) {
-          *reinterpret_cast<float2*>(to + 8 * p.head_dim) =
-              make_float2(acc[m][n][2], acc[m][n][3]);
+          *reinterpret_cast<float2*>(to + 8 * p.head_dim) = make_float2(acc[m][n][2], acc[m][n][3]);
         }
       }
     }
@@ -362,7 +360,9 @@ __device__ __forceinline__ unsigned MultiplyBf16(unsigned a, unsigned b) {
 
 // Products C_i . B_j are kept as bf16: they are rounded to it anyway once they are weighted.
 template <int kN, int kP>
-__global__ void __launch_bounds__(kThreads, kN > 128 ? 2 : kP == 32 ? 4 : 3)
+__global__ void __launch_bounds__(kThreads, kN > 128   ? 2
+                                            : kP == 32 ? 4
+                                                       : 3)
     OutputKernel(const __grid_constant__ Mamba2ChunkParams c, int parts, int share) {
   using Layout = OutputLayout<kN, kP>;
   const Mamba2Params& p = c.mixer;
@@ -390,8 +390,8 @@ __global__ void __launch_bounds__(kThreads, kN > 128 ? 2 : kP == 32 ? 4 : 3)
     const int head = of_all / parts;
     const int part = of_all % parts * kP;
     constexpr int kUnits = kP / 8;
-    const __nv_bfloat16* x = c.convolved + static_cast<long long>(piece.row) * channels +
-                             head * p.head_dim + part;
+    const __nv_bfloat16* x =
+        c.convolved + static_cast<long long>(piece.row) * channels + head * p.head_dim + part;
     for (int i = threadIdx.x; i < padded * kUnits; i += kThreads) {
       const int r = i / kUnits;
       const int unit = i % kUnits;
@@ -467,8 +467,7 @@ __global__ void __launch_bounds__(kThreads, kN > 128 ? 2 : kP == 32 ? 4 : 3)
     const int head = of_all / parts;
     const int part = of_all % parts * kP;
     const long long row = piece.row + i0;
-    const float* z0 =
-        p.projected + row * p.projected_stride + head * p.head_dim + part + 2 * t;
+    const float* z0 = p.projected + row * p.projected_stride + head * p.head_dim + part + 2 * t;
     const float* z1 = z0 + 8LL * p.projected_stride;
     float2 z[2][kP / 8];
 #pragma unroll
@@ -495,8 +494,8 @@ __global__ void __launch_bounds__(kThreads, kN > 128 ? 2 : kP == 32 ? 4 : 3)
       }
     }
     // With `border` the sum s before the warp's rows, exp(s_i - s_j) is exp(s_i - border) times
-    // exp(border - s_j) for every j before them, both exponents at most 0: one exponential per j and
-    // one per i, which is applied to the sum.
+    // exp(border - s_j) for every j before them, both exponents at most 0: one exponential per j
+    // and one per i, which is applied to the sum.
     const float border = last_block == 0 ? 0.0f : steps[last_block * 16 - 1].y;
     const float border_decay = Exp2(border);
 #pragma unroll
@@ -504,7 +503,7 @@ __global__ void __launch_bounds__(kThreads, kN > 128 ? 2 : kP == 32 ? 4 : 3)
 #pragma unroll
       for (int e = 0; e < 4; ++e) acc[n][e] *= border_decay;
     }
-    const auto multiply_x = [&](const unsigned (&a)[4], int block) {
+    const auto multiply_x = [&](const unsigned(&a)[4], int block) {
 #pragma unroll
       for (int n = 0; n < kP / 16; ++n) {
         unsigned b[4];
@@ -567,9 +566,8 @@ __global__ void __launch_bounds__(kThreads, kN > 128 ? 2 : kP == 32 ? 4 : 3)
 #pragma unroll
       for (int n = 0; n < kP / 8; ++n) {
         if (part + n * 8 >= p.head_dim) continue;
-        *reinterpret_cast<float2*>(out + 8LL * r * p.output_stride + n * 8) =
-            make_float2(acc[n][2 * r] * FastSilu(z[r][n].x),
-                        acc[n][2 * r + 1] * FastSilu(z[r][n].y));
+        *reinterpret_cast<float2*>(out + 8LL * r * p.output_stride + n * 8) = make_float2(
+            acc[n][2 * r] * FastSilu(z[r][n].x), acc[n][2 * r + 1] * FastSilu(z[r][n].y));
       }
     }
   }
@@ -593,8 +591,7 @@ bool Mamba2ChunksSupport(int head_dim, int d_state, int d_conv) {
   return head_dim % 8 == 0 && d_state % 8 == 0 && d_state <= kMaxStateSize && d_conv <= kMostTaps;
 }
 
-void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors,
-                        cudaStream_t stream) {
+void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors, cudaStream_t stream) {
   const Mamba2Params& p = params.mixer;
   const int channels = p.conv_channels();
   const int channel_blocks = (channels / 4 + kThreads - 1) / kThreads;
@@ -603,17 +600,16 @@ void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors,
          dim3(static_cast<unsigned>((channel_blocks * kConvSegments + head_blocks) *
                                     params.piece_count)),
          dim3(kThreads), 0, stream, params, channel_blocks);
-  const int state_blocks =
-      (p.heads * p.d_state * p.head_dim / 2 + kPassThreads - 1) / kPassThreads;
+  const int state_blocks = (p.heads * p.d_state * p.head_dim / 2 + kPassThreads - 1) / kPassThreads;
   const int window_blocks = (channels + kPassThreads - 1) / kPassThreads;
   WithSizes(p, [&]<int kN, int kP>() {
     const int parts = (p.head_dim + kP - 1) / kP;
     const int per_group = p.heads / p.groups * parts;
     // Blocks share B and C among as many heads as leave eight blocks per multiprocessor.
     const auto blocks_of = [&](int blocks_per_unit, int& share) {
-      share = std::clamp(params.piece_count * blocks_per_unit * p.groups * per_group /
-                             (8 * multiprocessors),
-                         1, std::min(per_group, 8));
+      share = std::clamp(
+          params.piece_count * blocks_per_unit * p.groups * per_group / (8 * multiprocessors), 1,
+          std::min(per_group, 8));
       return static_cast<unsigned>(p.groups * ((per_group + share - 1) / share));
     };
     int share = 1;

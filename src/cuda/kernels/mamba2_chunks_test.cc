@@ -87,8 +87,8 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
     runs.push_back({nullptr, nullptr, run.position, rows, run.tokens, 0});
     first_pieces.push_back(static_cast<int>(pieces.size()));
     for (int done = 0; done < run.tokens; done += kPieceTokens) {
-      pieces.push_back({rows + done, std::min(kPieceTokens, run.tokens - done),
-                        static_cast<int>(r), 0});
+      pieces.push_back(
+          {rows + done, std::min(kPieceTokens, run.tokens - done), static_cast<int>(r), 0});
     }
     rows += run.tokens;
   }
@@ -190,8 +190,8 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
       const double error = RelativeError(of_head, of_head_expected, 0, of_head.size());
       EXPECT_LE(error, kTolerance) << "run " << r << ", head " << h;
       const double state_error =
-          RelativeError(found_slots, expected_slots,
-                        r * slot + ssm_offset + h * d_state * head_dim, d_state * head_dim);
+          RelativeError(found_slots, expected_slots, r * slot + ssm_offset + h * d_state * head_dim,
+                        d_state * head_dim);
       EXPECT_LE(state_error, kTolerance) << "state of run " << r << ", head " << h;
       worst = std::max({worst, error, state_error});
     }
@@ -202,9 +202,7 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
   RecordProperty("worst", std::to_string(worst));
 }
 
-TEST_F(Mamba2ChunksTest, OnePiece) {
-  Compare({"one piece", 6, 32, 128, 1, 4, {{100, 0}}});
-}
+TEST_F(Mamba2ChunksTest, OnePiece) { Compare({"one piece", 6, 32, 128, 1, 4, {{100, 0}}}); }
 
 TEST_F(Mamba2ChunksTest, PiecesWithHistory) {
   Compare({"pieces", 4, 64, 128, 1, 4, {{400, 5}}});
@@ -225,9 +223,7 @@ TEST_F(Mamba2ChunksTest, OddSizes) {
 }
 
 // Enough pieces for blocks to take several heads.
-TEST_F(Mamba2ChunksTest, ManyPieces) {
-  Compare({"many", 48, 32, 128, 1, 4, {{2500, 0}}});
-}
+TEST_F(Mamba2ChunksTest, ManyPieces) { Compare({"many", 48, 32, 128, 1, 4, {{2500, 0}}}); }
 
 }  // namespace
 }  // namespace adder::cuda::test

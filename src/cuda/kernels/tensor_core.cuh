@@ -1,7 +1,7 @@
 // Moving bf16 tiles between global memory, shared memory and tensor-core operands.
 //
-// A tile in shared memory is [rows][kColumns] bf16 in units of eight values (16 bytes); the units of
-// a row are permuted so that eight consecutive rows of one unit lie in different banks.
+// A tile in shared memory is [rows][kColumns] bf16 in units of eight values (16 bytes); the units
+// of a row are permuted so that eight consecutive rows of one unit lie in different banks.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -84,7 +84,9 @@ __device__ __forceinline__ void CopyAsync8(unsigned to, const void* from, bool v
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void CopyCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void CopyCommit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 // Waits until at most kPending groups of this thread are under way.
 template <int kPending>
 __device__ __forceinline__ void CopyWait() {
