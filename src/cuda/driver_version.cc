@@ -1,0 +1,24 @@
+#include "cuda/driver_version.h"
+
+#include <fstream>
+#include <regex>
+
+#include "core/error.h"
+#include "cuda/cuda_call.h"
+
+namespace adder {
+
+std::string DriverVersion() {
+  int version = 0;
+  cuda::Check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+  const std::string cuda = Concat("CUDA ", version / 1000, ".", version % 1000 / 10);
+  // "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build ..."
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string line;
+  std::getline(file, line);
+  std::smatch match;
+  if (!std::regex_search(line, match, std::regex(R"(\s(\d+\.\d+(\.\d+)?)\s)"))) return cuda;
+  return Concat(match[1].str(), " (", cuda, ")");
+}
+
+}  // namespace adder
