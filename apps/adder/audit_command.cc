@@ -6,6 +6,7 @@
 #include "engine/token_lists.h"
 #include "measure/audit.h"
 #include "measure/decode_run.h"
+#include "measure/text_table.h"
 #ifdef ADDER_HAS_CUDA
 #include "cuda/cuda_executor.h"
 #include "measure/cuda/cupti_trace.h"
@@ -90,11 +91,11 @@ void Run(const Options& options) {
     Print(AuditText(report));
   }
   if (report.passed()) return;
-  std::string broken;
+  std::vector<std::string> broken;
   for (const AuditRule& rule : report.rules) {
-    if (!rule.kept) broken += (broken.empty() ? "" : ", ") + rule.name;
+    if (!rule.kept) broken.push_back(rule.name);
   }
-  Fail("The audit found broken rules: ", broken, ".");
+  Fail("The audit found broken rules: ", Joined(broken, ", "), ".");
 }
 
 }  // namespace

@@ -245,6 +245,7 @@ void AddBenchCommand(CLI::App& program) {
   CLI::App* bench = program.add_subcommand("bench", "Measure speed");
   bench->require_subcommand(1);
   AddBenchTokenizeCommand(*bench);
+  AddBenchConvCommand(*bench);
   CLI::App* command = bench->add_subcommand(
       "decode", "Speed of one sequence: prompt and decoding, and its share of memory bandwidth");
   AddModelOption(*command, options->model.model)->required();

@@ -40,6 +40,7 @@ int Main(int argc, char** argv) {
   AddQuantizeCommand(program);
   AddSynthesizeCommand(program);
   AddBenchCommand(program);
+  AddAuditCommand(program);
   AddFamiliesCommand(program);
   try {
     program.parse(argc, argv);

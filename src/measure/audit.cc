@@ -113,22 +113,20 @@ AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launche
     counts[i < program.ops.size() ? program.ops[i].layer : -1] += launches[i];
     sum += launches[i];
   }
-  std::string faults;
+  std::vector<std::string> faults;
   for (const auto& [layer, count] : counts) {
     if (layer >= 0) report.most_per_layer = std::max(report.most_per_layer, double(count));
     const int64_t most = MostLaunches(program, layer);
     if (count <= most) continue;
-    faults += Concat(faults.empty() ? "" : "; ",
-                     layer < 0 ? std::string("outside of layers") : Concat("layer ", layer), ": ",
-                     count, " launches, at most ", most, " are declared");
+    faults.push_back(Concat(layer < 0 ? "outside of layers" : Concat("layer ", layer), ": ", count,
+                            " launches, at most ", most, " are declared"));
   }
   // What was captured has to be what ran.
   const double ran = report.launches_per_step - report.host_copies_per_step;
   if (ran != static_cast<double>(sum)) {
-    faults += Concat(faults.empty() ? "" : "; ", "the step has ", sum, " launches, but ",
-                     Number(ran), " ran");
+    faults.push_back(Concat("the step has ", sum, " launches, but ", Number(ran), " ran"));
   }
-  if (!faults.empty()) return {"launches within the declared bound", false, faults};
+  if (!faults.empty()) return {"launches within the declared bound", false, Joined(faults, "; ")};
   return {"launches within the declared bound", true,
           Concat("at most ", Number(report.most_per_layer), " per layer, ", counts[-1],
                  " outside of layers, ", sum, " per step")};

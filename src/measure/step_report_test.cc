@@ -39,7 +39,9 @@ TEST(StepReport, RowsGroupsAndTotal) {
     launches += report.groups[i].launches;
     seconds += report.groups[i].seconds;
     ops += report.groups[i].ops;
-    if (i > 0) EXPECT_GE(report.groups[i - 1].seconds, report.groups[i].seconds);
+    if (i > 0) {
+      EXPECT_GE(report.groups[i - 1].seconds, report.groups[i].seconds);
+    }
     if (report.groups[i].name == "mlp.down") {
       EXPECT_EQ(report.groups[i].ops, 2);
       EXPECT_NEAR(report.groups[i].seconds, (9 + 14) * 1e-6, 1e-12);

@@ -338,8 +338,8 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   });
 }
 
-void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
-                         cudaStream_t stream) {
+void LaunchCausalConv(const Mamba2Params& params, int most_tokens, float* convolved,
+                      cudaStream_t stream) {
   CheckSizes(params);
   constexpr int kConvThreads = 128;
   Launch("the causal convolution kernel", ConvPrefillKernel,
@@ -347,6 +347,11 @@ void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* con
               static_cast<unsigned>(std::min(most_tokens, 256)),
               static_cast<unsigned>(params.run_count)),
          dim3(kConvThreads), 0, stream, params, convolved);
+}
+
+void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
+                         cudaStream_t stream) {
+  LaunchCausalConv(params, most_tokens, convolved, stream);
   const auto blocks = static_cast<unsigned>(params.heads * ((params.head_dim + 31) / 32));
   WithRows(params.d_state, [&]<int kRows>() {
     constexpr size_t kShared =

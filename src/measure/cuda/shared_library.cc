@@ -2,21 +2,21 @@
 
 #include <dlfcn.h>
 
+#include "measure/text_table.h"
+
 namespace adder {
 
 SharedLibrary::SharedLibrary(const std::string& title, const std::vector<std::string>& names,
                              const std::string& advice)
     : title_(title) {
-  std::string looked;
   for (const std::string& name : names) {
     handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle_ != nullptr) {
       path_ = name;
       return;
     }
-    looked += (looked.empty() ? "" : ", ") + name;
   }
-  Fail(title_, " cannot be loaded (looked for ", looked, "). ", advice);
+  Fail(title_, " cannot be loaded (looked for ", Joined(names, ", "), "). ", advice);
 }
 
 void* SharedLibrary::Symbol(const char* name) const {
