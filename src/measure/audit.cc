@@ -105,7 +105,8 @@ AuditRule AllocationRule(const AuditReport& report) {
           Concat(Number(report.allocations_per_step), " per step")};
 }
 
-AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launches,
+// `ran`: launches of all steps.
+AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launches, int64_t ran,
                      AuditReport& report) {
   std::map<int64_t, int64_t> counts;
   int64_t sum = 0;
@@ -122,9 +123,10 @@ AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launche
                             " launches, at most ", most, " are declared"));
   }
   // What was captured has to be what ran.
-  const double ran = report.launches_per_step - report.host_copies_per_step;
-  if (ran != static_cast<double>(sum)) {
-    faults.push_back(Concat("the step has ", sum, " launches, but ", Number(ran), " ran"));
+  if (ran != sum * report.steps) {
+    faults.push_back(Concat("the step has ", sum, " launches, but ",
+                            Number(static_cast<double>(ran) / static_cast<double>(report.steps)),
+                            " ran"));
   }
   if (!faults.empty()) return {"launches within the declared bound", false, Joined(faults, "; ")};
   return {"launches within the declared bound", true,
@@ -193,7 +195,9 @@ AuditReport Audit(const Program& program, const AuditInput& input) {
     report.busy_share = static_cast<double>(wall.busy) / static_cast<double>(wall.wall);
   }
   report.rules = {ChannelRule(program, report), WaitRule(report), AllocationRule(report),
-                  LaunchRule(program, input.launches, report), BusyRule(report)};
+                  LaunchRule(program, input.launches,
+                             static_cast<int64_t>(work.size()) - input.trace.host_copies, report),
+                  BusyRule(report)};
   return report;
 }
 
