@@ -68,16 +68,14 @@ void DecodeRun::StartDecode(int64_t steps) {
 
 void DecodeRun::Step() {
   if (!stream_) return StepOnHost();
-  DecodeCounters used = stream_->Counters();
+  const DecodeCounters before = stream_->Counters();
   // One step ahead, as generation does.
   for (; unread_ < std::min<int64_t>(2, left_); ++unread_) stream_->Enqueue();
   const std::span<const int32_t> chosen = stream_->Read();
   std::copy(chosen.begin(), chosen.end(), tokens_.begin());
   --unread_;
   --left_;
-  DecodeCounters now = stream_->Counters();
-  now -= used;
-  times_ = {now.prepare_seconds, now.launch_seconds, 0, now.wait_seconds};
+  times_ = HostTimesBetween(before, stream_->Counters());
 }
 
 void DecodeRun::StepOnHost() {

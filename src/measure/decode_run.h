@@ -13,15 +13,6 @@ namespace adder {
 // Ids from a fixed seed, the same for every call.
 std::vector<int32_t> RandomPrompt(int64_t vocab, int64_t tokens);
 
-// Seconds of the host in one step. On a device that runs whole steps, `forward` is the call that
-// starts one and `sample` is zero: the device does both while the host waits.
-struct HostTimes {
-  double prepare = 0;  // the batch, tables, memory
-  double forward = 0;
-  double sample = 0;
-  double wait = 0;  // for the tokens of the step before, while this one runs
-};
-
 // Several sequences in lockstep. Every step waits for the tokens of the last, as in real use.
 class DecodeRun {
  public:

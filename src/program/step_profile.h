@@ -16,19 +16,23 @@ struct DecodeCounters {
   double prepare_seconds = 0;    // making room for the step, telling the device what has changed
   double launch_seconds = 0;     // handing the step to the device
   double wait_seconds = 0;       // waiting for its tokens
-
-  DecodeCounters& operator-=(const DecodeCounters& other) {
-    steps -= other.steps;
-    synchronizations -= other.synchronizations;
-    output_waits -= other.output_waits;
-    allocations -= other.allocations;
-    copies -= other.copies;
-    prepare_seconds -= other.prepare_seconds;
-    launch_seconds -= other.launch_seconds;
-    wait_seconds -= other.wait_seconds;
-    return *this;
-  }
 };
+
+// Seconds of the host in one decode step. On a device that runs whole steps, `forward` is the call
+// that starts one and `sample` is zero: the device does both while the host waits.
+struct HostTimes {
+  double prepare = 0;  // the batch, tables, memory
+  double forward = 0;
+  double sample = 0;
+  double wait = 0;  // for the tokens of the step before, while this one runs
+};
+
+// What a stream's counters say of the time between two looks at them.
+inline HostTimes HostTimesBetween(const DecodeCounters& before, const DecodeCounters& after) {
+  return {after.prepare_seconds - before.prepare_seconds,
+          after.launch_seconds - before.launch_seconds, 0,
+          after.wait_seconds - before.wait_seconds};
+}
 
 // One part of a decode step. Parts are the ops of the program in order, then the choice of tokens.
 struct StepPart {
