@@ -7,11 +7,18 @@
 #include "cuda/cuda_call.h"
 
 namespace adder {
+namespace {
+
+std::string Dotted(int version) { return Concat(version / 1000, ".", version % 1000 / 10); }
+
+}  // namespace
+
+std::string CudaToolkitVersion() { return Dotted(CUDART_VERSION); }
 
 std::string DriverVersion() {
   int version = 0;
   cuda::Check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
-  const std::string cuda = Concat("CUDA ", version / 1000, ".", version % 1000 / 10);
+  const std::string cuda = Concat("CUDA ", Dotted(version));
   // "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build ..."
   std::ifstream file("/proc/driver/nvidia/version");
   std::string line;
