@@ -1,10 +1,12 @@
 // adder audit: what the GPU runs in a decode step, held against rules.
+#include <chrono>
 #include <memory>
 
 #include "command.h"
 #include "core/error.h"
 #include "engine/token_lists.h"
 #include "measure/audit.h"
+#include "measure/decode_bench.h"
 #include "measure/decode_run.h"
 #include "measure/text_table.h"
 #ifdef ADDER_HAS_CUDA
@@ -37,37 +39,56 @@ void CheckOption(const char* name, int64_t value, int64_t most) {
 
 #ifdef ADDER_HAS_CUDA
 
-DeviceTrace TraceSteps(CuptiTrace& tracer, DecodeRun& run, int64_t steps) {
-  run.StartDecode(kWarmSteps);
-  for (int64_t i = 0; i < kWarmSteps; ++i) run.Step();
-  run.StartDecode(steps);
-  tracer.Begin();
-  for (int64_t i = 0; i < steps; ++i) run.Step();
-  return tracer.End();
+std::vector<int32_t> Prompt(const Options& options, const LoadedModel& model) {
+  return options.tokens ? ParseTokenList(*options.tokens, "--tokens")
+                        : RandomPrompt(model.plan->vocab, options.prompt_tokens);
 }
 
+// Runs the prompt and steps that warm up, so that `options.steps` steps can follow at once.
+void GetReady(const Options& options, const LoadedModel& model, DecodeRun& run) {
+  run.Prefill(Prompt(options, model));
+  run.StartDecode(kWarmSteps);
+  if (run.stream() == nullptr) Fail("This backend does not run whole decode steps on the device.");
+  for (int64_t i = 0; i < kWarmSteps; ++i) run.Step();
+  run.StartDecode(options.steps);
+}
+
+// How long a step takes when nobody looks.
+void MeasureSteps(const Options& options, AuditInput& input) {
+  const LoadedModel model = Load(options.model);
+  CheckPositions(*model.plan, static_cast<int64_t>(Prompt(options, model).size()),
+                 options.steps + kWarmSteps, "lower --prompt-tokens or --steps.");
+  DecodeRun run(*model.executor, options.batch);
+  GetReady(options, model, run);
+  std::vector<double> seconds;
+  for (int64_t i = 0; i < options.steps; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    run.Step();
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  input.step_seconds = SpreadOf(std::move(seconds)).median;
+  run.Prefill(Prompt(options, model));
+  for (const StepPart& part : run.Profile()) input.device_seconds += part.seconds;
+}
+
+// What runs in a step.
 AuditReport Measure(const Options& options) {
   std::string reason;
   if (!CudaAvailable(&reason)) Fail("Cannot audit a GPU: ", reason, ".");
-  auto tracer = std::make_unique<CuptiTrace>(TraceDetail::kKernels);
-  const LoadedModel model = Load(options.model);
-  std::vector<int32_t> prompt = options.tokens
-                                    ? ParseTokenList(*options.tokens, "--tokens")
-                                    : RandomPrompt(model.plan->vocab, options.prompt_tokens);
-  CheckPositions(*model.plan, static_cast<int64_t>(prompt.size()), options.steps + 3 * kWarmSteps,
-                 "lower --prompt-tokens or --steps.");
-  DecodeRun run(*model.executor, options.batch);
   AuditInput input;
   input.steps = options.steps;
   input.batch = options.batch;
-  run.Prefill(prompt);
-  input.trace = TraceSteps(*tracer, run, options.steps);
-  if (run.stream() == nullptr) Fail("This backend does not run whole decode steps on the device.");
+  MeasureSteps(options, input);
+  // Graphs have to be made while the tracer is there, so the model is loaded once more.
+  CuptiTrace tracer;
+  const LoadedModel model = Load(options.model);
+  DecodeRun run(*model.executor, options.batch);
+  GetReady(options, model, run);
   input.launches = run.stream()->LaunchesPerPart();
-  tracer.reset();
-  tracer = std::make_unique<CuptiTrace>(TraceDetail::kGraphs);
-  run.Prefill(prompt);
-  input.graph_trace = TraceSteps(*tracer, run, options.steps);
+  tracer.Begin();
+  for (int64_t i = 0; i < options.steps; ++i) run.Step();
+  input.trace = tracer.End();
   return Audit(model.executor->program(), input);
 }
 

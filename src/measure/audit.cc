@@ -18,7 +18,6 @@ std::vector<TracedWork> AllWork(const DeviceTrace& trace) {
   std::vector<TracedWork> all = trace.kernels;
   all.insert(all.end(), trace.memcpys.begin(), trace.memcpys.end());
   all.insert(all.end(), trace.memsets.begin(), trace.memsets.end());
-  all.insert(all.end(), trace.graphs.begin(), trace.graphs.end());
   std::stable_sort(all.begin(), all.end(),
                    [](const TracedWork& a, const TracedWork& b) { return a.start < b.start; });
   return all;
@@ -136,7 +135,7 @@ AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launche
 
 AuditRule BusyRule(const AuditReport& report) {
   return {"the GPU is busy", report.busy_share >= kLeastBusyShare,
-          Concat(FixedDigits(100 * report.busy_share, 1), "% of the time; at least ",
+          Concat(FixedDigits(100 * report.busy_share, 1), "% of a step's time; at least ",
                  FixedDigits(100 * kLeastBusyShare, 0), "% are asked for")};
 }
 
@@ -188,11 +187,14 @@ AuditReport Audit(const Program& program, const AuditInput& input) {
   report.output_waits_per_step = per_step(input.trace.event_synchronizations);
   report.allocations_per_step = per_step(CallsNamed(input.trace, kAllocatingCalls));
 
-  const std::vector<TracedWork> whole = AllWork(input.graph_trace);
-  const Spans wall = whole.empty() ? spans : SpansOf(whole);
-  report.step_seconds = per_step(wall.wall) * kNano;
-  if (wall.wall > 0) {
-    report.busy_share = static_cast<double>(wall.busy) / static_cast<double>(wall.wall);
+  report.traced_busy_share =
+      spans.wall > 0 ? static_cast<double>(spans.busy) / static_cast<double>(spans.wall) : 0;
+  if (input.step_seconds > 0 && input.device_seconds > 0) {
+    report.step_seconds = input.step_seconds;
+    report.busy_share = std::min(1.0, input.device_seconds / input.step_seconds);
+  } else {
+    report.step_seconds = per_step(spans.wall) * kNano;
+    report.busy_share = report.traced_busy_share;
   }
   report.rules = {ChannelRule(program, report), WaitRule(report), AllocationRule(report),
                   LaunchRule(program, input.launches,
@@ -219,7 +221,8 @@ std::string AuditText(const AuditReport& report) {
              Number(report.output_waits_per_step), " waits for tokens, ",
              Number(report.allocations_per_step), " allocations", "\nstep             ",
              FixedDigits(report.step_seconds * 1e6, 1), " us, GPU busy ",
-             FixedDigits(100 * report.busy_share, 1), "%\n\n");
+             FixedDigits(100 * report.busy_share, 1), "% (",
+             FixedDigits(100 * report.traced_busy_share, 1), "% while traced)\n\n");
   for (const AuditRule& rule : report.rules) {
     text += Concat(rule.kept ? "kept    " : "BROKEN  ", rule.name, ": ", rule.finding, ".\n");
   }
@@ -246,6 +249,7 @@ Json AuditJson(const AuditReport& report) {
           {"most_launches_per_layer", report.most_per_layer},
           {"step_seconds", report.step_seconds},
           {"gpu_busy_share", report.busy_share},
+          {"gpu_busy_share_traced", report.traced_busy_share},
           {"memcpys_per_step", report.memcpys_per_step},
           {"host_copies_per_step", report.host_copies_per_step},
           {"memsets_per_step", report.memsets_per_step},

@@ -125,11 +125,20 @@ TEST_F(AuditTest, ACopyThatTheHostAsksForIsNoLaunchOfTheStep) {
 }
 
 TEST_F(AuditTest, FindsAnIdleGpu) {
-  // Whole graphs are judged where they were traced.
-  input_.graph_trace.graphs = {{"graph", 0, 94}, {"graph", 100, 100}};
+  // The trace alone.
+  const int64_t end = input_.trace.kernels.back().end;
+  input_.trace.memsets.push_back({"memset", 2 * end, 2 * end + 1});
+  EXPECT_LT(Audit(program_, input_).busy_share, 0.7);
+  input_.trace.memsets.clear();
+  // What was measured without a tracer counts more.
+  input_.step_seconds = 100e-6;
+  input_.device_seconds = 94e-6;
   EXPECT_EQ(Broken(), Names{"the GPU is busy"});
-  input_.graph_trace.graphs = {{"graph", 0, 96}, {"graph", 100, 100}};
+  input_.device_seconds = 96e-6;
   EXPECT_EQ(Broken(), Names{});
+  // The graph's start falls into the step before.
+  input_.device_seconds = 101e-6;
+  EXPECT_EQ(Audit(program_, input_).busy_share, 1);
 }
 
 TEST_F(AuditTest, RefusesATraceOfNothing) {

@@ -19,7 +19,6 @@ struct DeviceTrace {
   std::vector<TracedWork> kernels;  // by start
   std::vector<TracedWork> memcpys;  // by start
   std::vector<TracedWork> memsets;  // by start
-  std::vector<TracedWork> graphs;   // whole graph launches; only where nodes were not traced
   int64_t host_copies = 0;          // memcpys that no graph contains
   int64_t stream_synchronizations = 0;
   int64_t device_synchronizations = 0;

@@ -265,7 +265,7 @@ std::vector<ConvBenchRow> RunConvBench(const std::vector<ConvShape>& shapes,
   std::string reason;
   if (!CudaAvailable(&reason)) Fail("Cannot compare convolutions on a GPU: ", reason, ".");
   const std::shared_ptr<const CudnnLibrary> cudnn = LoadCudnn();
-  auto tracer = std::make_unique<CuptiTrace>(TraceDetail::kKernels);
+  auto tracer = std::make_unique<CuptiTrace>();
   const cuda::Stream stream;
   std::vector<std::unique_ptr<Case>> cases;
   const double all = 2 * static_cast<double>(shapes.size() * dtypes.size());

@@ -41,7 +41,6 @@ struct Records {
   std::vector<TracedWork> kernels;
   std::vector<TracedCopy> memcpys;
   std::vector<TracedWork> memsets;
-  std::vector<TracedWork> graphs;
   std::vector<TracedSynchronization> synchronizations;
   std::vector<TracedCall> calls;
   std::map<std::string, std::string> plain_names;
@@ -50,7 +49,6 @@ struct Records {
     kernels.clear();
     memcpys.clear();
     memsets.clear();
-    graphs.clear();
     synchronizations.clear();
     calls.clear();
   }
@@ -60,8 +58,9 @@ struct Records {
       case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: {
         // The part that all versions of the record share.
         const auto* kernel = reinterpret_cast<const CUpti_ActivityKernel9*>(activity);
-        std::string& name = plain_names[kernel->name];
-        if (name.empty()) name = PlainKernelName(kernel->name);
+        const char* full_name = kernel->name == nullptr ? "unnamed" : kernel->name;
+        std::string& name = plain_names[full_name];
+        if (name.empty()) name = PlainKernelName(full_name);
         kernels.push_back({name, Time(kernel->start), Time(kernel->end)});
         break;
       }
@@ -73,11 +72,6 @@ struct Records {
       case CUPTI_ACTIVITY_KIND_MEMSET: {
         const auto* set = reinterpret_cast<const CUpti_ActivityMemset4*>(activity);
         memsets.push_back({"memset", Time(set->start), Time(set->end)});
-        break;
-      }
-      case CUPTI_ACTIVITY_KIND_GRAPH_TRACE: {
-        const auto* graph = reinterpret_cast<const CUpti_ActivityGraphTrace*>(activity);
-        graphs.push_back({"graph", Time(graph->start), Time(graph->end)});
         break;
       }
       case CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: {
@@ -98,8 +92,9 @@ struct Records {
   static int64_t Time(uint64_t time) { return static_cast<int64_t>(time); }
 };
 
+// Never destroyed: CUPTI may hand back buffers until the process has ended.
 Records& AllRecords() {
-  static Records records;
+  static Records& records = *new Records;
   return records;
 }
 
@@ -129,7 +124,7 @@ void SortByStart(std::vector<Work>& work) {
 
 class CuptiTrace::Library {
  public:
-  explicit Library(TraceDetail detail)
+  Library()
       : library_("CUPTI, NVIDIA's profiling library,",
                  {"libcupti.so.13", "libcupti.so", "/usr/local/cuda/lib64/libcupti.so",
                   "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so"},
@@ -151,14 +146,10 @@ class CuptiTrace::Library {
            ", which this build was made with; install the profiling library of a newer CUDA.");
     }
     Check(register_callbacks_(GiveBuffer, TakeBuffer), "cuptiActivityRegisterCallbacks");
-    kinds_ = {CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET,
-              CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, CUPTI_ACTIVITY_KIND_RUNTIME,
-              detail == TraceDetail::kKernels ? CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL
-                                              : CUPTI_ACTIVITY_KIND_GRAPH_TRACE};
-    for (CUpti_ActivityKind kind : kinds_) Check(enable_(kind), "cuptiActivityEnable");
+    for (CUpti_ActivityKind kind : kKinds) Check(enable_(kind), "cuptiActivityEnable");
   }
   ~Library() {
-    for (CUpti_ActivityKind kind : kinds_) disable_(kind);
+    for (CUpti_ActivityKind kind : kKinds) disable_(kind);
     flush_all_(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
   }
 
@@ -184,7 +175,6 @@ class CuptiTrace::Library {
     DeviceTrace trace;
     take(records.kernels, trace.kernels);
     take(records.memsets, trace.memsets);
-    take(records.graphs, trace.graphs);
     for (const TracedCopy& copy : records.memcpys) {
       if (!inside(copy.work.start)) continue;
       trace.memcpys.push_back(copy.work);
@@ -208,6 +198,10 @@ class CuptiTrace::Library {
   }
 
  private:
+  static constexpr CUpti_ActivityKind kKinds[] = {
+      CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET, CUPTI_ACTIVITY_KIND_SYNCHRONIZATION,
+      CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL};
+
   void Check(CUptiResult result, const char* call) const {
     if (result == CUPTI_SUCCESS) return;
     const char* text = nullptr;
@@ -247,11 +241,10 @@ class CuptiTrace::Library {
   decltype(&cuptiActivityFlushAll) flush_all_ = nullptr;
   decltype(&cuptiGetTimestamp) get_timestamp_ = nullptr;
   decltype(&cuptiGetCallbackName) callback_name_ = nullptr;
-  std::vector<CUpti_ActivityKind> kinds_;
   int64_t begin_ = 0;
 };
 
-CuptiTrace::CuptiTrace(TraceDetail detail) : library_(std::make_unique<Library>(detail)) {}
+CuptiTrace::CuptiTrace() : library_(std::make_unique<Library>()) {}
 CuptiTrace::~CuptiTrace() = default;
 void CuptiTrace::Begin() { library_->Begin(); }
 DeviceTrace CuptiTrace::End() { return library_->End(); }
@@ -266,7 +259,7 @@ namespace adder {
 
 class CuptiTrace::Library {};
 
-CuptiTrace::CuptiTrace(TraceDetail) {
+CuptiTrace::CuptiTrace() {
   Fail("This adder was built without CUPTI's headers, so it cannot trace the GPU; build it again ",
        "with a complete CUDA toolkit.");
 }

@@ -7,17 +7,13 @@
 
 namespace adder {
 
-enum class TraceDetail {
-  kKernels,  // every kernel, also those within graphs; tracing makes short kernels slower
-  kGraphs,   // a graph launch is one record, which hardly disturbs it
-};
-
-// One at a time in a process. Make it before anything else uses CUDA: graphs that were instantiated
-// earlier are not seen.
+// Records every kernel, also those within graphs, and what else DeviceTrace holds. Tracing makes
+// short kernels slower. One at a time in a process; graphs have to be made after it, and must not
+// run once it is gone.
 class CuptiTrace {
  public:
   // Throws Error where CUPTI cannot be loaded, is too old or refuses.
-  explicit CuptiTrace(TraceDetail detail);
+  CuptiTrace();
   ~CuptiTrace();
   CuptiTrace(const CuptiTrace&) = delete;
   CuptiTrace& operator=(const CuptiTrace&) = delete;
