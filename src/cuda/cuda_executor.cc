@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <map>
 #include <numeric>
 
 #include "core/error.h"
+#include "cuda/call_counts.h"
 #include "cuda/cuda_call.h"
 #include "cuda/device_memory.h"
 #include "cuda/device_state.h"
@@ -17,7 +19,9 @@
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/sample.h"
+#include "cuda/nvtx_range.h"
 #include "cuda/op_params.h"
+#include "cuda/part_timing.h"
 #include "cuda/wide_ops.h"
 #include "program/batch_checks.h"
 
@@ -75,6 +79,7 @@ class CudaExecutor : public Executor {
   }
   int64_t WeightBytes() const override { return weights_.bytes(); }
   int64_t StateBytes() const override { return state_.Bytes(); }
+  int64_t KvElementBytes() const override { return state_.kv_bf16() ? 2 : 4; }
 
   void Forward(const Batch& batch) override {
     Run(batch, static_cast<int>(program_.ops.size()) - 1, nullptr);
@@ -88,6 +93,7 @@ class CudaExecutor : public Executor {
   }
 
   std::unique_ptr<DecodeStream> StartDecode(std::span<const DecodeRow> rows) override;
+  std::vector<StepPart> ProfileDecode(std::span<const DecodeRow> rows) override;
 
   int64_t LogitsCount() const override { return logits_count_; }
   std::span<const float> Logits(int64_t row) const override {
@@ -182,6 +188,20 @@ class CudaExecutor : public Executor {
 
   class DecodeOnDevice;
 
+  // Throws Error for a bad batch.
+  bool CanDecode(std::span<const DecodeRow> rows) const {
+    if (decoding_ || rows.empty() || rows.size() > kMostDecodeRows) return false;
+    Batch batch;
+    for (const DecodeRow& row : rows) {
+      const SamplingParameters& sampling = row.sampling;
+      if (sampling.top_k > kMaxRankedTopK) return false;
+      if (sampling.repeat_penalty != 1 && sampling.repeat_window > kHistoryTokens) return false;
+      batch.push_back({row.sequence, std::span(&row.token, 1), LogitsRows::kLast});
+    }
+    CheckBatch(*this, batch);
+    return true;
+  }
+
   void PrepareDecode() {
     if (decode_runs_.bytes() > 0) return;
     constexpr size_t kRows = kMostDecodeRows;
@@ -199,37 +219,64 @@ class CudaExecutor : public Executor {
   // Small enough that the driver takes the bytes at once: the host may change them afterwards.
   void Upload(void* to, const void* from, size_t bytes) {
     if (bytes == 0) return;
+    ++Calls().copies;
     Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_.get()),
           "copying a batch's table");
   }
 
+  // A step has a part for every op, and one that chooses tokens.
+  int StepParts() const { return static_cast<int>(program_.ops.size()) + 1; }
+
+  // Puts parts [first, last) of a step of `bucket` rows on the stream.
+  void LaunchStepParts(int bucket, int first, int last) {
+    slice_ = {};
+    slice_.runs = decode_runs_.as<const SequenceRun>();
+    slice_.tokens = decode_tokens_.as<const int>();
+    slice_.row_runs = decode_row_runs_.as<const int>();
+    slice_.run_count = bucket;
+    slice_.rows = bucket;
+    slice_.most_tokens = 1;
+    const int ops = StepParts() - 1;
+    for (int i = first; i < std::min(last, ops); ++i) Launch(program_.ops[static_cast<size_t>(i)]);
+    if (last > ops) LaunchChoice(bucket);
+  }
+
+  void LaunchChoice(int bucket) {
+    const NvtxRange range("sample");
+    SampleParams params;
+    params.logits = Values(program_.logits);
+    params.stride = Stride(program_.logits);
+    params.vocab = Narrow(program_.plan->vocab);
+    params.rows = bucket;
+    params.sampling = sampling_.as<SamplingRow>();
+    params.history = history_.as<int>();
+    params.runs = decode_runs_.as<SequenceRun>();
+    params.tokens = decode_tokens_.as<int>();
+    params.output = chosen_.as<int>();
+    params.output_stride = kMostDecodeRows;
+    LaunchSample(params, stream_.get());
+  }
+
+  struct StepGraph {
+    Graph graph;
+    std::vector<int64_t> launches;  // of each part
+  };
+
   // The graph of one step of `bucket` rows: all ops, then sampling.
-  const Graph& DecodeGraph(int bucket) {
-    Graph& graph = graphs_[bucket];
-    if (graph) return graph;
-    graph = Graph::Capture(stream_, [&] {
-      slice_ = {};
-      slice_.runs = decode_runs_.as<const SequenceRun>();
-      slice_.tokens = decode_tokens_.as<const int>();
-      slice_.row_runs = decode_row_runs_.as<const int>();
-      slice_.run_count = bucket;
-      slice_.rows = bucket;
-      slice_.most_tokens = 1;
-      for (const Op& op : program_.ops) Launch(op);
-      SampleParams params;
-      params.logits = Values(program_.logits);
-      params.stride = Stride(program_.logits);
-      params.vocab = Narrow(program_.plan->vocab);
-      params.rows = bucket;
-      params.sampling = sampling_.as<SamplingRow>();
-      params.history = history_.as<int>();
-      params.runs = decode_runs_.as<SequenceRun>();
-      params.tokens = decode_tokens_.as<int>();
-      params.output = chosen_.as<int>();
-      params.output_stride = kMostDecodeRows;
-      LaunchSample(params, stream_.get());
+  const StepGraph& DecodeGraph(int bucket) {
+    StepGraph& step = graphs_[bucket];
+    if (step.graph) return step;
+    step.launches.clear();
+    step.graph = Graph::Capture(stream_, [&] {
+      int64_t before = 0;
+      for (int part = 0; part < StepParts(); ++part) {
+        LaunchStepParts(bucket, part, part + 1);
+        const int64_t nodes = CapturedNodes(stream_);
+        step.launches.push_back(nodes - before);
+        before = nodes;
+      }
     });
-    return graph;
+    return step;
   }
 
   // ---- batches and slices
@@ -409,6 +456,7 @@ class CudaExecutor : public Executor {
     values.resize(before + static_cast<size_t>(rows) * width);
     const float* from = slice_.wide ? wide_->WidenedValues(id, rows) : Values(id);
     stream_.Synchronize();
+    ++Calls().synchronizations;
     Check(cudaMemcpy2D(values.data() + before, width * sizeof(float), from,
                        static_cast<size_t>(Stride(id)) * sizeof(float), width * sizeof(float),
                        static_cast<size_t>(rows), cudaMemcpyDeviceToHost),
@@ -418,6 +466,7 @@ class CudaExecutor : public Executor {
   // ---- ops
 
   void Launch(const Op& op) {
+    const NvtxRange range(op.name);
     if (slice_.wide) return wide_->Launch(op, slice_);
     std::visit([this](const auto& body) { Launch(body); }, op.body);
   }
@@ -599,7 +648,7 @@ class CudaExecutor : public Executor {
   DeviceMemory sampling_;
   DeviceMemory history_;
   PinnedMemory chosen_;  // [kOutputSteps][kMostDecodeRows]
-  std::map<int, Graph> graphs_;
+  std::map<int, StepGraph> graphs_;
   bool decoding_ = false;
 
   PinnedMemory host_logits_;
@@ -613,29 +662,13 @@ class CudaExecutor::DecodeOnDevice : public DecodeStream {
       : executor_(executor), rows_(Narrow(static_cast<int64_t>(rows.size()))) {
     while (bucket_ < rows_) bucket_ *= 2;
     executor_.PrepareDecode();
-    // Every page of the first step is there before the runs are described.
-    for (const DecodeRow& row : rows) executor_.state_.Reserve(row.sequence, 1);
-    std::vector<SequenceRun> runs;
-    std::vector<int> tokens(static_cast<size_t>(bucket_), 0);
-    std::vector<SamplingRow> sampling(static_cast<size_t>(bucket_));
-    for (int i = 0; i < bucket_; ++i) {
-      const auto index = static_cast<size_t>(i);
-      if (i >= rows_) {
-        runs.push_back(executor_.state_.ScratchRun(i));
-        continue;
-      }
-      const DecodeRow& row = rows[index];
+    for (const DecodeRow& row : rows) {
       sequences_.push_back(row.sequence);
-      runs.push_back(executor_.state_.Run(row.sequence, i, 1));
-      tokens[index] = row.token;
-      FillSampling(row, sampling[index]);
-      UploadHistory(row, i);
+      // Every page of the first step is there before the runs are described.
+      executor_.state_.Reserve(row.sequence, 1);
     }
-    executor_.Upload(executor_.decode_runs_.data(), runs.data(), runs.size() * sizeof(SequenceRun));
-    executor_.Upload(executor_.decode_tokens_.data(), tokens.data(), tokens.size() * sizeof(int));
-    executor_.Upload(executor_.sampling_.data(), sampling.data(),
-                     sampling.size() * sizeof(SamplingRow));
-    graph_ = &executor_.DecodeGraph(bucket_);
+    Describe(rows);
+    step_ = &executor_.DecodeGraph(bucket_);
     executor_.decoding_ = true;
   }
   ~DecodeOnDevice() override { executor_.decoding_ = false; }
@@ -644,21 +677,32 @@ class CudaExecutor::DecodeOnDevice : public DecodeStream {
     if (enqueued_ - read_ >= kMostUnread) {
       Fail("A decode stream has ", kMostUnread, " unread steps; read one before the next.");
     }
+    const CallCounts calls = Calls();
+    const auto start = Clock::now();
     for (size_t i = 0; i < sequences_.size(); ++i) {
       if (!executor_.state_.Reserve(sequences_[i], 1)) continue;
       const SequenceRun run = executor_.state_.Run(sequences_[i], static_cast<int>(i), 1);
       executor_.Upload(&executor_.decode_runs_.as<SequenceRun>()[i].pages, &run.pages,
                        sizeof(run.pages));
     }
-    graph_->Launch(executor_.stream_);
+    const auto prepared = Clock::now();
+    step_->graph.Launch(executor_.stream_);
     events_[static_cast<size_t>(enqueued_ % kMostUnread)].Record(executor_.stream_);
     ++enqueued_;
     for (SequenceId sequence : sequences_) executor_.state_.Advance(sequence, 1);
+    ++counters_.steps;
+    counters_.prepare_seconds += Seconds(prepared - start);
+    counters_.launch_seconds += Seconds(Clock::now() - prepared);
+    Count(calls);
   }
 
   std::span<const int32_t> Read() override {
     if (read_ == enqueued_) Fail("A decode stream has no step to read.");
+    const CallCounts calls = Calls();
+    const auto start = Clock::now();
     events_[static_cast<size_t>(read_ % kMostUnread)].Synchronize();
+    counters_.wait_seconds += Seconds(Clock::now() - start);
+    Count(calls);
     const int* chosen =
         executor_.chosen_.as<int>() + read_ % kOutputSteps * int64_t{kMostDecodeRows};
     ++read_;
@@ -672,9 +716,57 @@ class CudaExecutor::DecodeOnDevice : public DecodeStream {
     return {chosen, static_cast<size_t>(rows_)};
   }
 
-  int64_t LaunchesPerStep() const override { return graph_->nodes(); }
+  int64_t LaunchesPerStep() const override { return step_->graph.nodes(); }
+  std::vector<int64_t> LaunchesPerPart() const override { return step_->launches; }
+  DecodeCounters Counters() const override { return counters_; }
+
+  // Instead of steps: afterwards the sequences must be reset.
+  std::vector<StepPart> Profile(std::span<const DecodeRow> rows) {
+    for (SequenceId sequence : sequences_) executor_.state_.Reserve(sequence, kTimedSteps);
+    return TimeParts(
+        executor_.stream_, executor_.StepParts(),
+        [this](int first, int last) { executor_.LaunchStepParts(bucket_, first, last); },
+        [&] { Describe(rows); });
+  }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static double Seconds(Clock::duration time) {
+    return std::chrono::duration<double>(time).count();
+  }
+
+  // Tells the device where the sequences are, what they read next and how to choose.
+  void Describe(std::span<const DecodeRow> rows) {
+    std::vector<SequenceRun> runs;
+    std::vector<int> tokens(static_cast<size_t>(bucket_), 0);
+    std::vector<SamplingRow> sampling(static_cast<size_t>(bucket_));
+    for (int i = 0; i < bucket_; ++i) {
+      const auto index = static_cast<size_t>(i);
+      if (i >= rows_) {
+        runs.push_back(executor_.state_.ScratchRun(i));
+        continue;
+      }
+      const DecodeRow& row = rows[index];
+      runs.push_back(executor_.state_.Run(row.sequence, i, 1));
+      tokens[index] = row.token;
+      FillSampling(row, sampling[index]);
+      UploadHistory(row, i);
+    }
+    executor_.Upload(executor_.decode_runs_.data(), runs.data(), runs.size() * sizeof(SequenceRun));
+    executor_.Upload(executor_.decode_tokens_.data(), tokens.data(), tokens.size() * sizeof(int));
+    executor_.Upload(executor_.sampling_.data(), sampling.data(),
+                     sampling.size() * sizeof(SamplingRow));
+  }
+
+  // Adds what was called since `before`.
+  void Count(const CallCounts& before) {
+    const CallCounts& now = Calls();
+    counters_.synchronizations += now.synchronizations - before.synchronizations;
+    counters_.output_waits += now.event_waits - before.event_waits;
+    counters_.allocations += now.allocations - before.allocations;
+    counters_.copies += now.copies - before.copies;
+  }
+
   static void FillSampling(const DecodeRow& row, SamplingRow& out) {
     const SamplingParameters& sampling = row.sampling;
     out = {};
@@ -706,23 +798,21 @@ class CudaExecutor::DecodeOnDevice : public DecodeStream {
   const int rows_;
   int bucket_ = 1;
   std::vector<SequenceId> sequences_;
-  const Graph* graph_ = nullptr;
+  const StepGraph* step_ = nullptr;
   std::array<Event, kMostUnread> events_;
   int64_t enqueued_ = 0;
   int64_t read_ = 0;
+  DecodeCounters counters_;
 };
 
 std::unique_ptr<DecodeStream> CudaExecutor::StartDecode(std::span<const DecodeRow> rows) {
-  if (decoding_ || rows.empty() || rows.size() > kMostDecodeRows) return nullptr;
-  Batch batch;
-  for (const DecodeRow& row : rows) {
-    const SamplingParameters& sampling = row.sampling;
-    if (sampling.top_k > kMaxRankedTopK) return nullptr;
-    if (sampling.repeat_penalty != 1 && sampling.repeat_window > kHistoryTokens) return nullptr;
-    batch.push_back({row.sequence, std::span(&row.token, 1), LogitsRows::kLast});
-  }
-  CheckBatch(*this, batch);
+  if (!CanDecode(rows)) return nullptr;
   return std::make_unique<DecodeOnDevice>(*this, rows);
+}
+
+std::vector<StepPart> CudaExecutor::ProfileDecode(std::span<const DecodeRow> rows) {
+  if (!CanDecode(rows)) return {};
+  return DecodeOnDevice(*this, rows).Profile(rows);
 }
 
 }  // namespace

@@ -468,8 +468,8 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
          dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params, heads);
 }
 
-void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
-                         cudaStream_t stream) {
+void LaunchCausalConv(const Mamba2Params& params, int most_tokens, float* convolved,
+                      cudaStream_t stream) {
   CheckSizes(params);
   constexpr int kConvThreads = 128;
   Launch("the causal convolution kernel", ConvPrefillKernel,
@@ -477,6 +477,11 @@ void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* con
               static_cast<unsigned>(std::min(most_tokens, 256)),
               static_cast<unsigned>(params.run_count)),
          dim3(kConvThreads), 0, stream, params, convolved);
+}
+
+void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
+                         cudaStream_t stream) {
+  LaunchCausalConv(params, most_tokens, convolved, stream);
   const int warps = WarpsOf(params);
   const size_t shared =
       sizeof(float) * kScanTokens * static_cast<size_t>(ScanShared::FloatsPerToken(warps));

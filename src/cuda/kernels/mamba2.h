@@ -50,6 +50,10 @@ inline constexpr int kMaxStateSize = 256;
 // each state element once.
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream);
 
+// The convolution of LaunchMamba2Prefill alone: convolved[row][channel], with bias and SiLU.
+void LaunchCausalConv(const Mamba2Params& params, int most_tokens, float* convolved,
+                      cudaStream_t stream);
+
 // Any number of tokens per run, at most `most_tokens`. `convolved` [rows, conv_channels] is
 // scratch. A token's result is bitwise that of LaunchMamba2Step.
 void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
