@@ -31,7 +31,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-for name in op_difference_test state_invariants_test conformance_test device_decode_test; do
+for name in cuda_test op_difference_test state_invariants_test conformance_test device_decode_test; do
   test=$(program "$name")
   if [ -z "$test" ]; then
     echo "error: $name is missing under $build" >&2
@@ -39,13 +39,19 @@ for name in op_difference_test state_invariants_test conformance_test device_dec
     continue
   fi
   echo "==> $name"
-  "$test" --gtest_filter='*cuda*' --gtest_brief=1 >"$work/$name.log" 2>&1 || failed=1
+  filter='*cuda*'
+  [ "$name" = cuda_test ] && filter='*'
+  "$test" --gtest_filter="$filter" --gtest_brief=1 >"$work/$name.log" 2>&1 || failed=1
   grep -E 'max error|FAILED|PASSED|Failure' "$work/$name.log"
 done
 
 if [ "$sanitizer" = 1 ]; then
   for tool in memcheck racecheck; do
-    echo "==> compute-sanitizer $tool"
+    echo "==> compute-sanitizer $tool, kernels"
+    compute-sanitizer --tool "$tool" --error-exitcode 1 "$(program cuda_test)" --gtest_brief=1 \
+      >"$work/$tool.log" 2>&1 || failed=1
+    tail -n 3 "$work/$tool.log"
+    echo "==> compute-sanitizer $tool, programs"
     compute-sanitizer --tool "$tool" --error-exitcode 1 "$(program op_difference_test)" \
       --gtest_filter='*synthetic*cuda*' --gtest_brief=1 >"$work/$tool.log" 2>&1 || failed=1
     tail -n 3 "$work/$tool.log"
