@@ -203,23 +203,12 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
       }
     }
   };
-  // Into the L2 cache: a line of keys or values per lane.
-  const auto prefetch = [&](int tile) {
-    if (tile > last_tile) return;
-    const __nv_bfloat16* from =
-        keys_of(tile) + (lane < kTile ? 0 : to_values) + lane % kTile * head_dim;
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      if (64 * c < head_dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + 64 * c));
-    }
-  };
-  const int first_tile = static_cast<int>(blockIdx.x) * kWarps + warp;
-  if (first_tile <= last_tile) {
-    const __nv_bfloat16* keys = keys_of(first_tile);
-    load_keys(keys, first_tile);
-    load_values(keys + to_values, first_tile);
+  int tile = static_cast<int>(blockIdx.x) * kWarps + warp;
+  if (tile <= last_tile) {
+    const __nv_bfloat16* keys = keys_of(tile);
+    load_keys(keys, tile);
+    load_values(keys + to_values, tile);
   }
-  prefetch(first_tile + tile_step);
   const int half = p.inverse_frequencies == nullptr ? 0 : p.rotary_dim / 2;
   for (int pair = static_cast<int>(threadIdx.x); pair < half; pair += kThreads) {
     rotations[pair] = Rotation(p, run.position, pair);
@@ -240,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
 
   PdlWait();
   PdlTrigger();
-  uint4 own_v[kChunks] = {};
+  uint4 own_v[kChunks];
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     if (64 * c + 8 * g >= head_dim) continue;
@@ -289,7 +278,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   float sum = 0;            // of head g, this lane's positions
   float values[kChunks][8][4] = {};
 #pragma unroll 1
-  for (int tile = first_tile; tile <= last_tile; tile += tile_step) {
+  for (; tile <= last_tile; tile += tile_step) {
     if (tile == last_tile) {
       __nv_bfloat16* keys = keys_of(tile);
       const int own = run.position & (kTile - 1);
@@ -372,7 +361,6 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
       }
     }
     if (more) load_values(keys + to_values, tile + tile_step);
-    prefetch(tile + 2 * tile_step);
   }
 
   sum += __shfl_xor_sync(kAll, sum, 1);
