@@ -32,8 +32,12 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
+<<<<<<< HEAD
 for name in cuda_test op_difference_test state_invariants_test conformance_test device_decode_test \
             wide_slices_test; do
+=======
+for name in cuda_test op_difference_test state_invariants_test conformance_test device_decode_test; do
+>>>>>>> mixers
   test=$(program "$name")
   if [ -z "$test" ]; then
     echo "error: $name is missing under $build" >&2
@@ -49,7 +53,11 @@ done
 
 if [ "$sanitizer" = 1 ]; then
   for tool in memcheck racecheck; do
-    echo "==> compute-sanitizer $tool"
+    echo "==> compute-sanitizer $tool, kernels"
+    compute-sanitizer --tool "$tool" --error-exitcode 1 "$(program cuda_test)" --gtest_brief=1 \
+      >"$work/$tool.log" 2>&1 || failed=1
+    tail -n 3 "$work/$tool.log"
+    echo "==> compute-sanitizer $tool, programs"
     compute-sanitizer --tool "$tool" --error-exitcode 1 "$(program op_difference_test)" \
       --gtest_filter='*synthetic*cuda*' --gtest_brief=1 >"$work/$tool.log" 2>&1 || failed=1
     tail -n 3 "$work/$tool.log"

@@ -168,6 +168,10 @@ __device__ float PackedElement(const PackedMatrix& m, int tile, int in_tile, int
 
 __global__ void EmbedKernel(PackedMatrix matrix, const int* tokens, float scale, float* out,
                             int stride) {
+  ReadyBeforeWait(tokens);
+  ReadyBeforeWait(matrix.data);
+  ReadyBeforeWait(matrix.scales);
+  ReadyBeforeWait(out);
   PdlWait();
   PdlTrigger();
   const int token = tokens[blockIdx.y];
