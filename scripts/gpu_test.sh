@@ -32,12 +32,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-<<<<<<< HEAD
 for name in cuda_test op_difference_test state_invariants_test conformance_test device_decode_test \
             wide_slices_test; do
-=======
-for name in cuda_test op_difference_test state_invariants_test conformance_test device_decode_test; do
->>>>>>> mixers
   test=$(program "$name")
   if [ -z "$test" ]; then
     echo "error: $name is missing under $build" >&2
