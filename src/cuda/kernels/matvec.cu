@@ -478,8 +478,10 @@ struct Launcher {
     const int activation_bytes = IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
                                                 : 4 * (chunks * kChunkCols + kColumnPad);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
+    const int router_bytes =
+        kEpilogue == LinearEpilogue::kRouter ? 2 * 4 * params.linear.matrix.rows : 0;
     const auto shared = static_cast<size_t>(warps * held * kSpanBytes<F, kWide> + activation_bytes +
-                                            16 + partial_bytes + 4);
+                                            16 + partial_bytes + 4 + router_bytes);
     if (shared > 48 * 1024) {
       Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared)),
