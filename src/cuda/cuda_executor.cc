@@ -200,7 +200,6 @@ class CudaExecutor : public Executor {
     decode_row_runs_ = DeviceMemory(kRows * sizeof(int));
     sampling_ = DeviceMemory(kRows * sizeof(SamplingRow));
     history_ = DeviceMemory(kRows * kHistoryTokens * sizeof(int));
-    best_ = DeviceMemory(kRows * kMaxSampleBlocks * sizeof(float2));
     chosen_ = PinnedMemory(kOutputSteps * kRows * sizeof(int));
     std::vector<int> identity(kRows);
     std::iota(identity.begin(), identity.end(), 0);
@@ -245,8 +244,6 @@ class CudaExecutor : public Executor {
     params.tokens = decode_tokens_.as<int>();
     params.output = chosen_.as<int>();
     params.output_stride = kMostDecodeRows;
-    params.best = best_.as<float2>();
-    params.arrivals = counters_.as<unsigned>();
     LaunchSample(params, stream_.get());
   }
 
@@ -506,8 +503,12 @@ class CudaExecutor : public Executor {
     params.output_stride = Stride(op.output);
     params.partial = partial_;
     params.arrivals = counters_.as<unsigned>();
-    LaunchKvAppend(params, stream_.get());
-    LaunchAttention(params, stream_.get());
+    if (slice_.most_tokens == 1) {
+      LaunchAttentionStep(params, stream_.get());
+    } else {
+      LaunchKvAppend(params, stream_.get());
+      LaunchAttention(params, stream_.get());
+    }
   }
 
   void Launch(const RouterOp& op) {
@@ -582,7 +583,6 @@ class CudaExecutor : public Executor {
   DeviceMemory decode_row_runs_;
   DeviceMemory sampling_;
   DeviceMemory history_;
-  DeviceMemory best_;
   PinnedMemory chosen_;  // [kOutputSteps][kMostDecodeRows]
   std::map<int, StepGraph> graphs_;
   bool decoding_ = false;

@@ -9,6 +9,8 @@
 
 #include <cuda_runtime.h>
 
+#include <utility>
+
 #include "cuda/cuda_call.h"
 
 namespace adder::cuda {
@@ -25,23 +27,43 @@ __device__ __forceinline__ void PdlTrigger() {
 #endif
 }
 
-// Whether the current device knows programmatic dependent launch.
-bool DeviceHasPdl();
+// For what is used after PdlWait but known before: keeps the compiler from reading it only there,
+// where the first touch of a line of kernel parameters costs as much as a memory access.
+template <class T>
+__device__ __forceinline__ void ReadyBeforeWait(T* pointer) {
+  asm volatile("" ::"l"(pointer));
+}
+__device__ __forceinline__ void ReadyBeforeWait(float value) { asm volatile("" ::"f"(value)); }
 
+// Whether the current device knows programmatic dependent launch and thread block clusters: both
+// came with compute capability 9.0.
+bool DeviceHasPdl();
+inline bool DeviceHasClusters() { return DeviceHasPdl(); }
+
+// Launches clusters of `cluster` blocks; without clusters the device must be asked for one block.
 template <class... KernelArgs, class... Args>
-void Launch(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,
-            size_t shared_bytes, cudaStream_t stream, Args&&... args) {
+void LaunchClusters(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,
+                    dim3 cluster, size_t shared_bytes, cudaStream_t stream, Args&&... args) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = DeviceHasPdl() ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster.x, cluster.y, cluster.z};
+  config.attrs = attributes;
+  config.numAttrs = !DeviceHasPdl() ? 0 : cluster.x * cluster.y * cluster.z == 1 ? 1 : 2;
   Check(cudaLaunchKernelEx(&config, kernel, KernelArgs(args)...), name);
+}
+
+template <class... KernelArgs, class... Args>
+void Launch(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,
+            size_t shared_bytes, cudaStream_t stream, Args&&... args) {
+  LaunchClusters(name, kernel, grid, block, dim3(1), shared_bytes, stream,
+                 std::forward<Args>(args)...);
 }
 
 }  // namespace adder::cuda

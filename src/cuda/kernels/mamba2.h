@@ -35,6 +35,9 @@ struct Mamba2Params {
   int projected_stride = 0;
   float* output = nullptr;  // [rows, inner]: y * silu(z)
   int output_stride = 0;
+  // Heads that a block of the step takes one after the other, a divisor of those of a group; 0: as
+  // suits the number of runs. Changes no result.
+  int heads_per_block = 0;
 
   __host__ __device__ int inner() const { return heads * head_dim; }
   __host__ __device__ int conv_channels() const { return inner() + 2 * groups * d_state; }
