@@ -69,8 +69,6 @@ void MeasureSteps(const Options& options, AuditInput& input) {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   input.step_seconds = SpreadOf(std::move(seconds)).median;
-  run.Prefill(Prompt(options, model));
-  for (const StepPart& part : run.Profile()) input.device_seconds += part.seconds;
 }
 
 // What runs in a step.
