@@ -32,7 +32,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-for name in op_difference_test state_invariants_test conformance_test device_decode_test; do
+for name in cuda_test op_difference_test state_invariants_test conformance_test device_decode_test \
+            wide_slices_test; do
   test=$(program "$name")
   if [ -z "$test" ]; then
     echo "error: $name is missing under $build" >&2
@@ -40,7 +41,9 @@ for name in op_difference_test state_invariants_test conformance_test device_dec
     continue
   fi
   echo "==> $name"
-  "$test" --gtest_filter='*cuda*' --gtest_brief=1 >"$work/$name.log" 2>&1 || failed=1
+  filter='*cuda*'
+  [ "$name" = cuda_test ] && filter='*'
+  "$test" --gtest_filter="$filter" --gtest_brief=1 >"$work/$name.log" 2>&1 || failed=1
   grep -E 'max error|FAILED|PASSED|Failure' "$work/$name.log"
 done
 

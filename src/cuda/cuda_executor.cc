@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <numeric>
 
@@ -19,30 +20,23 @@
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/sample.h"
 #include "cuda/nvtx_range.h"
+#include "cuda/op_params.h"
 #include "cuda/part_timing.h"
+#include "cuda/wide_ops.h"
 #include "program/batch_checks.h"
 
 namespace adder {
 namespace cuda {
 namespace {
 
-// A batch is run in slices of at most so many tokens; results do not depend on it.
+// A batch is run in slices of at most so many tokens, or kWideSliceRows where there are enough.
 constexpr int kSliceRows = 512;
 // Rows of logits computed at a time.
 constexpr int kLogitsRows = 64;
 // Largest batch of single tokens that runs as one graph.
 constexpr int kMostDecodeRows = 256;
-
-// A batch as kernels see it; the pointers are to device memory.
-struct Slice {
-  const SequenceRun* runs = nullptr;
-  const int* tokens = nullptr;
-  const int* row_runs = nullptr;     // which run a row belongs to
-  const int* logits_rows = nullptr;  // rows whose logits are asked for; null: all
-  int run_count = 0;
-  int rows = 0;
-  int most_tokens = 0;  // of any run
-};
+// Shapes of wide slices that are remembered.
+constexpr size_t kMostWideGraphs = 64;
 
 int Narrow(int64_t value) { return static_cast<int>(value); }
 
@@ -51,6 +45,11 @@ class CudaExecutor : public Executor {
   CudaExecutor(Program program, const CudaOptions& options)
       : program_((VerifyProgram(program), std::move(program))),
         f32_(options.f32),
+        wide_tokens_(options.f32 || !WideOps::Support(program_) ? std::numeric_limits<int>::max()
+                                                                : options.wide_tokens),
+        wide_limit_(
+            std::clamp(options.wide_rows / kPieceTokens * kPieceTokens, 512, kWideSliceRows)),
+        unpacked_bytes_(options.unpacked_bytes),
         weights_(program_, stream_, options.progress),
         state_(program_, /*kv_bf16=*/!options.f32, stream_) {
     cudaDeviceProp properties{};
@@ -110,10 +109,12 @@ class CudaExecutor : public Executor {
  private:
   // ---- buffers
 
-  int Width(BufferId id) const { return Narrow(program_.buffers[static_cast<size_t>(id)].width); }
-  // Rows begin on 16-byte boundaries.
-  int Stride(BufferId id) const { return (Width(id) + 3) / 4 * 4; }
-  float* Values(BufferId id) const { return buffers_[static_cast<size_t>(id)]; }
+  int Width(BufferId id) const { return BufferWidth(program_, id); }
+  int Stride(BufferId id) const { return BufferStride(program_, id); }
+  float* Values(BufferId id) const {
+    if (slice_.wide && id != program_.logits) return wide_->Values(id);
+    return buffers_[static_cast<size_t>(id)];
+  }
 
   void AllocateBuffers() {
     size_t total = 0;
@@ -164,14 +165,23 @@ class CudaExecutor : public Executor {
     counters_ = DeviceMemory(counters * sizeof(unsigned));
     Check(cudaMemsetAsync(counters_.data(), 0, counters_.bytes(), stream_.get()), "cudaMemset");
 
-    constexpr size_t rows = kSliceRows;
-    table_offsets_ = {0, rows * sizeof(SequenceRun), rows * (sizeof(SequenceRun) + 4),
-                      rows * (sizeof(SequenceRun) + 8)};
-    table_ = DeviceMemory(rows * (sizeof(SequenceRun) + 12));
+    constexpr size_t rows = std::max(kSliceRows, kWideSliceRows);
+    constexpr size_t kRowEnd = rows * (sizeof(SequenceRun) + 12);
+    constexpr size_t kPieces = WideSlicePieces(kWideSliceRows);
+    constexpr size_t kPieceEnd = kRowEnd + kPieces * sizeof(Piece);
+    table_offsets_ = {0,
+                      rows * sizeof(SequenceRun),
+                      rows * (sizeof(SequenceRun) + 4),
+                      rows * (sizeof(SequenceRun) + 8),
+                      kRowEnd,
+                      kPieceEnd};
+    table_ = DeviceMemory(kPieceEnd + (kPieces + 1) * sizeof(int));
     tables_.runs = table_.as<const SequenceRun>();
     tables_.tokens = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[1]);
     tables_.row_runs = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[2]);
     tables_.logits_rows = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[3]);
+    tables_.pieces = reinterpret_cast<const Piece*>(table_.as<std::byte>() + table_offsets_[4]);
+    tables_.first_pieces = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[5]);
   }
 
   // ---- decoding on the device
@@ -288,16 +298,19 @@ class CudaExecutor : public Executor {
     size_t next = 0;
     int64_t done = 0;  // tokens of batch[next]
     while (next < batch.size()) {
+      const int wide_rows = WideRows(batch, next, done);
+      const bool wide = wide_rows >= wide_tokens_;
+      const size_t most_rows = static_cast<size_t>(wide ? wide_rows : kSliceRows);
       runs_.clear();
       tokens_.clear();
       row_runs_.clear();
       logits_rows_.clear();
       std::vector<std::pair<SequenceId, int>> advanced;
-      while (next < batch.size() && tokens_.size() < kSliceRows) {
+      while (next < batch.size() && tokens_.size() < most_rows) {
         const BatchEntry& entry = batch[next];
         const auto size = static_cast<int64_t>(entry.tokens.size());
         const auto row = static_cast<int64_t>(tokens_.size());
-        const int64_t take = std::min(size - done, kSliceRows - row);
+        const int64_t take = std::min(size - done, static_cast<int64_t>(most_rows) - row);
         runs_.push_back(state_.Run(entry.sequence, Narrow(row), Narrow(take)));
         advanced.emplace_back(entry.sequence, Narrow(take));
         for (int64_t i = done; i < done + take; ++i) {
@@ -314,9 +327,63 @@ class CudaExecutor : public Executor {
           done = 0;
         }
       }
-      RunSlice(last_op, values);
+      RunSlice(wide, last_op, values);
       for (const auto& [sequence, count] : advanced) state_.Advance(sequence, count);
     }
+  }
+
+  // How many tokens a wide slice from token `done` of batch[next] on would have; 0 when there can
+  // be none.
+  int WideRows(const Batch& batch, size_t next, int64_t done) {
+    const int most = Narrow(CountRows(batch, next, done, wide_limit_));
+    if (most < wide_tokens_ || !PrepareWide()) return 0;
+    return Narrow(CountRows(batch, next, done, wide_->rows()));
+  }
+
+  // The same for slices of at most so many tokens.
+  static int64_t CountRows(const Batch& batch, size_t next, int64_t done, int most) {
+    const int most_pieces = WideSlicePieces(most);
+    int64_t rows = 0;
+    int64_t pieces = 0;
+    for (; next < batch.size() && rows < most && pieces < most_pieces; ++next) {
+      const int64_t take = std::min({static_cast<int64_t>(batch[next].tokens.size()) - done,
+                                     most - rows, (most_pieces - pieces) * kPieceTokens});
+      rows += take;
+      pieces += (take + kPieceTokens - 1) / kPieceTokens;
+      done = 0;
+    }
+    return rows;
+  }
+
+  // Whether wide slices can be run; makes what they need.
+  bool PrepareWide() {
+    if (wide_ == nullptr && DenseProducts::Available()) {
+      size_t free = 0;
+      size_t all = 0;
+      Check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+      WideLimits limits;
+      limits.rows = wide_limit_;
+      limits.buffer_bytes = free / 2;
+      limits.kept_bytes = unpacked_bytes_ < 0 ? free / 8 : static_cast<size_t>(unpacked_bytes_);
+      wide_ =
+          std::make_unique<WideOps>(program_, weights_, state_, stream_, multiprocessors_, limits);
+    }
+    return wide_ != nullptr && wide_->rows() > 0;
+  }
+
+  void CutPieces() {
+    pieces_.clear();
+    first_pieces_.clear();
+    for (size_t r = 0; r < runs_.size(); ++r) {
+      first_pieces_.push_back(static_cast<int>(pieces_.size()));
+      for (int done = 0; done < runs_[r].tokens; done += kPieceTokens) {
+        pieces_.push_back({runs_[r].row + done, std::min(kPieceTokens, runs_[r].tokens - done),
+                           static_cast<int>(r), 0});
+      }
+    }
+    first_pieces_.push_back(static_cast<int>(pieces_.size()));
+    UploadTable(table_offsets_[4], pieces_);
+    UploadTable(table_offsets_[5], first_pieces_);
   }
 
   template <class T>
@@ -324,18 +391,21 @@ class CudaExecutor : public Executor {
     Upload(table_.as<std::byte>() + offset, values.data(), values.size() * sizeof(T));
   }
 
-  void RunSlice(int last_op, std::vector<float>* values) {
+  void RunSlice(bool wide, int last_op, std::vector<float>* values) {
     UploadTable(table_offsets_[0], runs_);
     UploadTable(table_offsets_[1], tokens_);
     UploadTable(table_offsets_[2], row_runs_);
     UploadTable(table_offsets_[3], logits_rows_);
+    if (wide) CutPieces();
     slice_ = tables_;
+    slice_.wide = wide;
+    slice_.piece_count = wide ? static_cast<int>(pieces_.size()) : 0;
     slice_.rows = Narrow(static_cast<int64_t>(tokens_.size()));
     slice_.run_count = Narrow(static_cast<int64_t>(runs_.size()));
     for (const SequenceRun& run : runs_) {
       slice_.most_tokens = std::max(slice_.most_tokens, run.tokens);
     }
-    for (int i = 0; i < last_op; ++i) Launch(program_.ops[static_cast<size_t>(i)]);
+    LaunchBefore(last_op);
     const Op& last = program_.ops[static_cast<size_t>(last_op)];
     const auto* head = std::get_if<LinearOp>(&last.body);
     if (head == nullptr || !head->logits_rows_only) {
@@ -364,13 +434,30 @@ class CudaExecutor : public Executor {
     values->insert(values->end(), from, from + static_cast<size_t>(asked) * vocab);
   }
 
+  // All ops before `last_op`. What a whole wide slice launches depends only on a few numbers, and
+  // chunks of prompts tend to have the same again: from the second time on they run as a graph.
+  void LaunchBefore(int last_op) {
+    const auto launch = [&] {
+      for (int i = 0; i < last_op; ++i) Launch(program_.ops[static_cast<size_t>(i)]);
+    };
+    if (!slice_.wide || last_op + 1 < static_cast<int>(program_.ops.size())) return launch();
+    if (wide_graphs_.size() >= kMostWideGraphs) wide_graphs_.clear();
+    const auto [known, first] = wide_graphs_.try_emplace(
+        std::array<int, 3>{slice_.rows, slice_.run_count, slice_.piece_count});
+    if (first) return launch();
+    Graph& graph = known->second;
+    if (!graph) graph = Graph::Capture(stream_, launch);
+    graph.Launch(stream_);
+  }
+
   void Collect(BufferId id, int rows, std::vector<float>& values) {
     const auto width = static_cast<size_t>(Width(id));
     const size_t before = values.size();
     values.resize(before + static_cast<size_t>(rows) * width);
+    const float* from = slice_.wide ? wide_->WidenedValues(id, rows) : Values(id);
     stream_.Synchronize();
     ++Calls().synchronizations;
-    Check(cudaMemcpy2D(values.data() + before, width * sizeof(float), Values(id),
+    Check(cudaMemcpy2D(values.data() + before, width * sizeof(float), from,
                        static_cast<size_t>(Stride(id)) * sizeof(float), width * sizeof(float),
                        static_cast<size_t>(rows), cudaMemcpyDeviceToHost),
           "copying activations");
@@ -380,6 +467,7 @@ class CudaExecutor : public Executor {
 
   void Launch(const Op& op) {
     const NvtxRange range(op.name);
+    if (slice_.wide) return wide_->Launch(op, slice_);
     std::visit([this](const auto& body) { Launch(body); }, op.body);
   }
 
@@ -452,24 +540,7 @@ class CudaExecutor : public Executor {
   }
 
   void Launch(const Mamba2Op& op) {
-    const Mamba2& m = op.mixer;
-    Mamba2Params params;
-    params.heads = Narrow(m.heads);
-    params.head_dim = Narrow(m.head_dim);
-    params.d_state = Narrow(m.d_state);
-    params.groups = Narrow(m.groups);
-    params.d_conv = Narrow(m.d_conv);
-    params.dt_min = m.dt_min;
-    params.dt_max = m.dt_max;
-    params.conv_weight = weights_.vector(m.conv_weight);
-    params.conv_bias = weights_.vector(m.conv_bias);
-    params.dt_bias = weights_.vector(m.dt_bias);
-    params.a = weights_.vector(m.a);
-    params.d = weights_.vector(m.d);
-    params.conv_offset = op.conv_state < 0 ? 0 : state_.RecurrentOffset(op.conv_state);
-    params.ssm_offset = state_.RecurrentOffset(op.ssm_state);
-    params.runs = slice_.runs;
-    params.run_count = slice_.run_count;
+    Mamba2Params params = MixerParams(op, weights_, state_, slice_);
     params.projected = Values(op.input);
     params.projected_stride = Stride(op.input);
     params.output = Values(op.output);
@@ -482,21 +553,7 @@ class CudaExecutor : public Executor {
   }
 
   void Launch(const AttentionOp& op) {
-    const Attention& m = op.mixer;
-    AttentionParams params;
-    params.heads = Narrow(m.heads);
-    params.kv_heads = Narrow(m.kv_heads);
-    params.head_dim = Narrow(m.head_dim);
-    params.scale = m.scale;
-    params.inverse_frequencies = weights_.inverse_frequencies(m);
-    params.rotary_dim = m.rope ? Narrow(m.rope->rotary_dim) : 0;
-    params.kv_bf16 = state_.kv_bf16();
-    params.kv_offset = state_.KvOffset(op.kv);
-    params.page_positions = Narrow(program_.layout.page_positions);
-    params.runs = slice_.runs;
-    params.run_count = slice_.run_count;
-    params.rows = slice_.rows;
-    params.row_runs = slice_.row_runs;
+    AttentionParams params = MixerParams(op, program_, weights_, state_, slice_);
     params.qkv = Values(op.input);
     params.qkv_stride = Stride(op.input);
     params.output = Values(op.output);
@@ -553,6 +610,9 @@ class CudaExecutor : public Executor {
 
   const Program program_;
   const bool f32_;
+  const int wide_tokens_;  // slices of at least so many tokens are wide
+  const int wide_limit_;   // tokens of a wide slice at most
+  const int64_t unpacked_bytes_;
   Stream stream_;
   DeviceWeights weights_;
   DeviceState state_;
@@ -567,7 +627,7 @@ class CudaExecutor : public Executor {
   float* normalized_ = nullptr;
   DeviceMemory counters_;
   DeviceMemory table_;
-  std::array<size_t, 4> table_offsets_{};
+  std::array<size_t, 6> table_offsets_{};
   Slice tables_;  // for slices of Forward
   Slice slice_;   // what is being run
 
@@ -576,6 +636,10 @@ class CudaExecutor : public Executor {
   std::vector<int> tokens_;
   std::vector<int> row_runs_;
   std::vector<int> logits_rows_;
+  std::vector<Piece> pieces_;
+  std::vector<int> first_pieces_;
+  std::unique_ptr<WideOps> wide_;                    // made for the first wide slice
+  std::map<std::array<int, 3>, Graph> wide_graphs_;  // empty for shapes seen once
 
   // Decoding on the device; one stream at a time.
   DeviceMemory decode_runs_;

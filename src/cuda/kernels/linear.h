@@ -45,7 +45,19 @@ struct ExpertParams {
   const float* routing = nullptr;  // [tokens, routing_stride], as kRouter writes it
   int routing_stride = 0;
   int top_k = 0;
+
+  // One more expert, of its own width, which every token takes with weight one; `rows` 0: none.
+  // Needs CanShareLaunch. Its gated product goes to `shared_output` and comes from `shared_input`.
+  PackedMatrix shared;
+  const float* shared_input = nullptr;
+  int shared_input_stride = 0;
+  float* shared_output = nullptr;
+  int shared_output_stride = 0;
 };
+
+// Whether a launch of experts can take in the shared one: matrices of one format, with the same
+// input width (gate, up) or the same rows (down), and not LinearShape::batch_invariant.
+bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared);
 
 // How a kernel is spread over the device.
 struct LinearShape {

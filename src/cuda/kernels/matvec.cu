@@ -31,6 +31,8 @@ constexpr int kStreamBlocksPerMultiprocessor = 3;
 constexpr int kRingSpans = 3;
 // Shared memory that a block may fill with weights; two such blocks fit on a multiprocessor.
 constexpr int kMostWeightBytes = 96 * 1024;
+// Tiles of a router's matrix that one block multiplies alone.
+constexpr int kMostRouterTiles = 8;
 
 // How a warp goes over its spans.
 enum class Walk {
@@ -44,6 +46,12 @@ struct MatvecParams {
   const float* routing;
   int routing_stride;
   int top_k;
+  // See ExpertParams.
+  PackedMatrix shared;
+  const float* shared_input;
+  int shared_input_stride;
+  float* shared_output;
+  int shared_output_stride;
   int row_warps;
   int column_warps;
   // 65536 / n, rounded up, turns small quotients by n into a product.
@@ -55,10 +63,37 @@ struct MatvecParams {
   // Warps that prepare activations: those that multiply, and more for long rows.
   int preparing_warps;
   float inverse_cols;
+  int experiment;
 };
 
 __device__ __forceinline__ int Quotient(int value, int reciprocal) {
   return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
+}
+
+// As ChooseExperts, by a block: each thread ranks an expert. `scores` and `chosen` [experts] are
+// shared memory.
+__device__ __forceinline__ void ChooseExpertsInBlock(const float* scores, float* chosen,
+                                                     int experts, int top_k, float* out) {
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
+    const float own = scores[e];
+    int rank = 0;
+#pragma unroll 4
+    for (int other = 0; other < experts; ++other) {
+      const float score = scores[other];
+      rank += score > own || (score == own && other < e);
+    }
+    if (rank < top_k) {
+      chosen[rank] = own;
+      out[top_k + rank] = static_cast<float>(e);
+    }
+  }
+  __syncthreads();
+  const int place = static_cast<int>(threadIdx.x);
+  if (place >= top_k) return;
+  float sum = 0;
+#pragma unroll 4
+  for (int other = 0; other < top_k; ++other) sum += expf(chosen[other] - chosen[0]);
+  out[place] = expf(chosen[place] - chosen[0]) / sum;
 }
 
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
@@ -73,7 +108,15 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr bool kStream = kWalk == Walk::kStream;
   constexpr bool kNormalizes = kExperts != Experts::kDown;
   const LinearParams& p = params.linear;
-  const PackedMatrix& m = p.matrix;
+  // With experts, the blocks of the last rows of the grid have the shared one (gate, up).
+  const int routed_rows = kExperts == Experts::kGateUp ? p.tokens * params.top_k : 0;
+  const bool is_shared =
+      kExperts == Experts::kGateUp && static_cast<int>(blockIdx.y) >= routed_rows;
+  const PackedMatrix& m = is_shared ? params.shared : p.matrix;
+  if (kExperts == Experts::kGateUp &&
+      static_cast<int>(blockIdx.x) * params.row_warps >= m.tiles) {
+    return;
+  }
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   // The same in all lanes, which the compiler cannot know of a quotient.
@@ -90,21 +133,32 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const float* input = p.input;
   float* output = p.output;
   const float* routing = nullptr;
+  const float* shared_input = nullptr;
   if constexpr (kExperts == Experts::kGateUp) {
-    const int token = static_cast<int>(blockIdx.y) / params.top_k;
-    const int choice = static_cast<int>(blockIdx.y) - token * params.top_k;
-    routing = params.routing + static_cast<long long>(token) * params.routing_stride +
-              params.top_k + choice;
-    input += static_cast<long long>(token) * p.input_stride;
-    output += static_cast<long long>(token) * p.output_stride + choice * (m.rows / 2);
+    if (is_shared) {
+      const int token = static_cast<int>(blockIdx.y) - routed_rows;
+      input += static_cast<long long>(token) * p.input_stride;
+      output = params.shared_output + static_cast<long long>(token) * params.shared_output_stride;
+    } else {
+      const int token = static_cast<int>(blockIdx.y) / params.top_k;
+      const int choice = static_cast<int>(blockIdx.y) - token * params.top_k;
+      routing = params.routing + static_cast<long long>(token) * params.routing_stride +
+                params.top_k + choice;
+      input += static_cast<long long>(token) * p.input_stride;
+      output += static_cast<long long>(token) * p.output_stride + choice * (m.rows / 2);
+    }
   } else if constexpr (kExperts == Experts::kDown) {
     routing = params.routing + static_cast<long long>(blockIdx.y) * params.routing_stride;
     input += static_cast<long long>(blockIdx.y) * p.input_stride;
     output += static_cast<long long>(blockIdx.y) * p.output_stride;
+    shared_input =
+        params.shared_input + static_cast<long long>(blockIdx.y) * params.shared_input_stride;
   }
+  // Spans of chosen experts come first, those of the shared one last (down).
+  const int routed_spans = params.top_k * params.spans;
 
   // Shared memory: weights [warps][held_spans], activations, their scales, 16 zeros, partial sums
-  // [warps][16], the norm's factor.
+  // [warps][16], the norm's factor, a router's scores and the chosen ones.
   extern __shared__ uint4 shared[];
   const int held = kWalk == Walk::kOnce ? params.held_spans : kRingSpans;
   unsigned char* weights =
@@ -128,15 +182,22 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     if (copy_tile >= m.tiles || copy_span >= spans) return;
     int matrix = 0;
     int span = copy_span;
+    unsigned char* to = weights + slot * kSpanBytes<F, kWide>;
     if constexpr (kExperts == Experts::kGateUp) {
-      matrix = static_cast<int>(*routing);
-    } else if constexpr (kExperts == Experts::kDown) {
-      const int choice = Quotient(span, params.spans_reciprocal);
-      span -= choice * params.spans;
-      matrix = static_cast<int>(routing[params.top_k + choice]);
+      if (!is_shared) matrix = static_cast<int>(*routing);
     }
-    Span::Copy(m, matrix, copy_tile * m.chunks, span * kChunks, m.chunks - 1, lane,
-               weights + slot * kSpanBytes<F, kWide>);
+    if (kExperts == Experts::kDown && span >= routed_spans) {
+      const PackedMatrix& shared_matrix = params.shared;
+      Span::Copy(shared_matrix, 0, copy_tile * shared_matrix.chunks,
+                 (span - routed_spans) * kChunks, shared_matrix.chunks - 1, lane, to);
+    } else {
+      if constexpr (kExperts == Experts::kDown) {
+        const int choice = Quotient(span, params.spans_reciprocal);
+        span -= choice * params.spans;
+        matrix = static_cast<int>(routing[params.top_k + choice]);
+      }
+      Span::Copy(m, matrix, copy_tile * m.chunks, span * kChunks, m.chunks - 1, lane, to);
+    }
     copy_span += column_warps;
     if (kStream && copy_span >= spans) {
       copy_span = 0;
@@ -151,7 +212,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
   };
 
-  if constexpr (kExperts == Experts::kNone) copy_first();
+  if (kExperts == Experts::kNone || is_shared) copy_first();
   // This lane's columns: two here and two kSecond beyond.
   const int first_col = thread / 16 * kChunkCols + LaneColumns<F>::First(lane);
   constexpr int kSecond = LaneColumns<F>::kSecond;
@@ -175,9 +236,10 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const bool finishes = !kStream && warp < params.row_warps && row < m.rows;
   const float bias = finishes && p.bias != nullptr ? p.bias[row] : 0.0f;
 
+  if (params.experiment & 1) PdlTrigger();
   PdlWait();
-  PdlTrigger();
-  if constexpr (kExperts != Experts::kNone) copy_first();
+  if (!(params.experiment & 1)) PdlTrigger();
+  if (kExperts != Experts::kNone && !is_shared) copy_first();
   float old = 0;
   if constexpr (!kStream && kEpilogue == LinearEpilogue::kAdd) {
     if (finishes) old = output[row];
@@ -188,12 +250,17 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     const int step = params.preparing_warps * 2 * kChunkCols;
     const auto load_input = [&](int col, float2& x, float2& y) {
       if constexpr (kExperts == Experts::kDown) {
-        const int choice =
-            min(Quotient(col / kSpanCols, params.spans_reciprocal), params.top_k - 1);
-        const int from = col - choice * params.spans * kSpanCols;
-        x = load_pair(input + choice * m.cols, from, 0);
-        y = load_pair(input + choice * m.cols, from + kSecond, 0);
-        const float weight = routing[choice];
+        const int span = col / kSpanCols;
+        const bool of_shared = span >= routed_spans;
+        const int choice = of_shared ? 0 : Quotient(span, params.spans_reciprocal);
+        const int from = col - (of_shared ? routed_spans : choice * params.spans) * kSpanCols;
+        const float* activated = of_shared ? shared_input : input + choice * m.cols;
+        const int width = of_shared ? params.shared.cols : m.cols;
+        const float2 none = make_float2(0, 0);
+        x = from < width ? *reinterpret_cast<const float2*>(activated + from) : none;
+        y = from + kSecond < width ? *reinterpret_cast<const float2*>(activated + from + kSecond)
+                                   : none;
+        const float weight = of_shared ? 1.0f : routing[choice];
         x.x *= weight, x.y *= weight, y.x *= weight, y.y *= weight;
       } else {
         x = load_pair(input, col, 0);
@@ -324,14 +391,21 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       if (finishes && lane < 8) output[row] = FastSilu(y) * up;
     } else if (finishes && lane < kTileRows) {
       if constexpr (kEpilogue == LinearEpilogue::kRouter) {
-        __stcg(p.scores + row, y);
+        if (gridDim.x == 1) {
+          // What is not a number ranks last.
+          factor[1 + row] = y == y ? y : -INFINITY;
+        } else {
+          __stcg(p.scores + row, y);
+        }
       } else {
         output[row] = fmaf(p.scale, y, old);
       }
     }
   }
   if constexpr (kEpilogue == LinearEpilogue::kRouter) {
-    RouteWhenLast(p, output, 0, 1, p.arrivals);
+    if (gridDim.x > 1) return RouteWhenLast(p, output, 0, 1, p.arrivals);
+    __syncthreads();
+    ChooseExpertsInBlock(factor + 1, factor + 1 + m.rows, m.rows, p.top_k, output);
   }
 }
 
@@ -349,7 +423,10 @@ struct Launcher {
     const PackedMatrix& m = params.linear.matrix;
     params.spans = (m.chunks + kChunks - 1) / kChunks;
     params.spans_reciprocal = Reciprocal(params.spans);
-    const int spans = params.spans * (kExperts == Experts::kDown ? params.top_k : 1);
+    int spans = params.spans * (kExperts == Experts::kDown ? params.top_k : 1);
+    int tiles = m.tiles;
+    if (kExperts == Experts::kDown) spans += (params.shared.chunks + kChunks - 1) / kChunks;
+    if (kExperts == Experts::kGateUp) tiles = std::max(tiles, params.shared.tiles);
     params.spans_of_block = spans;
     // Few spans per warp, as long as all blocks are on the device at once.
     const int tiles_per_multiprocessor =
@@ -362,7 +439,14 @@ struct Launcher {
     params.row_warps =
         std::max(1, std::min(kMostWarps / params.column_warps, tiles_per_multiprocessor));
     params.held_spans = spans_per_warp;
-    const int blocks = (m.tiles + params.row_warps - 1) / params.row_warps;
+    // One block chooses experts without waiting for others.
+    if (kEpilogue == LinearEpilogue::kRouter && m.tiles <= kMostRouterTiles) {
+      params.row_warps = m.tiles;
+      params.column_warps = std::min(spans, kMostWarps / m.tiles);
+      params.column_warps_reciprocal = Reciprocal(params.column_warps);
+      params.held_spans = (spans + params.column_warps - 1) / params.column_warps;
+    }
+    const int blocks = (tiles + params.row_warps - 1) / params.row_warps;
     // What large models have more tiles of than fit on the device at once.
     if constexpr (kExperts == Experts::kNone && kEpilogue != LinearEpilogue::kRouter) {
       if (blocks > 2 * multiprocessors) {
@@ -377,7 +461,7 @@ struct Launcher {
       }
     }
     const int warps = params.column_warps * params.row_warps;
-    if (warps * spans_per_warp * kSpanBytes<F, kWide> <= kMostWeightBytes) {
+    if (warps * params.held_spans * kSpanBytes<F, kWide> <= kMostWeightBytes) {
       return Start<F, kWide, kExperts, kEpilogue, Walk::kOnce>(blocks);
     }
     Start<F, kWide, kExperts, kEpilogue, Walk::kLoop>(blocks);
@@ -414,6 +498,8 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
   const PackedMatrix& m = linear.matrix;
   Launcher launcher = {};
   launcher.params.linear = linear;
+  static const int experiment = getenv("EXP") ? atoi(getenv("EXP")) : 0;
+  launcher.params.experiment = experiment;
   launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
   launcher.grid_y = 1;
   launcher.multiprocessors = shape.multiprocessors;
@@ -422,8 +508,15 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
     launcher.params.routing = experts->routing;
     launcher.params.routing_stride = experts->routing_stride;
     launcher.params.top_k = experts->top_k;
+    launcher.params.shared = experts->shared;
+    launcher.params.shared_input = experts->shared_input;
+    launcher.params.shared_input_stride = experts->shared_input_stride;
+    launcher.params.shared_output = experts->shared_output;
+    launcher.params.shared_output_stride = experts->shared_output_stride;
     launcher.grid_y = static_cast<unsigned>(linear.tokens);
-    if (kExperts == Experts::kGateUp) launcher.grid_y *= static_cast<unsigned>(experts->top_k);
+    if (kExperts == Experts::kGateUp) {
+      launcher.grid_y *= static_cast<unsigned>(experts->top_k + (experts->shared.rows > 0 ? 1 : 0));
+    }
   }
   const bool wide = m.scale_format == ScaleFormat::kWide;
   switch (m.format) {
@@ -443,6 +536,13 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
 }
 
 }  // namespace
+
+bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared) {
+  return experts.format == shared.format && experts.scale_format == shared.scale_format &&
+         experts.interleaved == shared.interleaved && experts.cols % 4 == 0 &&
+         shared.cols % 4 == 0 &&
+         (experts.interleaved ? experts.cols == shared.cols : experts.rows == shared.rows);
+}
 
 void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Experts kind,
                   const LinearShape& shape, cudaStream_t stream) {
