@@ -53,6 +53,15 @@ std::unordered_map<VectorId, Role> VectorRoles(const Plan& plan) {
         roles[mamba->conv_weight] = Role::kConv;
         if (mamba->gated_norm) roles[mamba->gated_norm->weight] = Role::kNorm;
       }
+      if (const Mamba1* mamba = std::get_if<Mamba1>(&mixer)) {
+        roles[mamba->dt_proj.bias] = Role::kTimeStepBias;
+        roles[mamba->a] = Role::kDecay;
+        roles[mamba->d] = Role::kSkip;
+        roles[mamba->conv_weight] = Role::kConv;
+        for (const auto* norm : {&mamba->dt_norm, &mamba->b_norm, &mamba->c_norm}) {
+          if (*norm) roles[(*norm)->weight] = Role::kNorm;
+        }
+      }
     }
   }
   return roles;

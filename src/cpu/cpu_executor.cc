@@ -6,9 +6,11 @@
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "cpu/attention_kernel.h"
+#include "cpu/conv_kernel.h"
 #include "cpu/elementwise.h"
 #include "cpu/linear.h"
 #include "cpu/loaded_weights.h"
+#include "cpu/mamba1_kernel.h"
 #include "cpu/mamba2_kernel.h"
 #include "cpu/moe.h"
 #include "cpu/simd_target.h"
@@ -262,6 +264,106 @@ class CpuExecutor : public HostExecutor {
         });
   }
 
+  void Run(const Mamba1ConvOp& op) {
+    const Mamba1& m = op.mixer;
+    std::vector<ConvRun>& runs = conv_runs_;
+    runs.clear();
+    for (const Span& span : spans_) {
+      ConvRun run;
+      run.channels = m.inner;
+      run.d_conv = m.d_conv;
+      run.weight = Vector(m.conv_weight);
+      run.bias = Vector(m.conv_bias);
+      run.tokens = span.tokens;
+      run.input_stride = Width(op.input);
+      run.input = Values(op.input) + span.row * run.input_stride;
+      run.window = state_.Recurrent(span.sequence, op.conv_state);
+      run.output_stride = m.inner;
+      run.output = Values(op.output) + span.row * m.inner;
+      runs.push_back(run);
+    }
+    ForChannelBlocks(m.inner, [&](size_t span, int64_t begin, int64_t end) {
+      ConvSilu(runs[span], begin, end);
+    });
+  }
+
+  void Run(const Mamba1ScanOp& op) {
+    const Mamba1& m = op.mixer;
+    const LoadedMatrix& dt_proj = weights_.matrix(m.dt_proj.weight);
+    const int64_t stride = Width(op.selected);
+    const float* selected = Values(op.selected);
+    if (m.dt_norm || m.b_norm || m.c_norm) {
+      float* normed = selected_.Get(static_cast<size_t>(rows() * stride));
+      for (int64_t t = 0; t < rows(); ++t) {
+        const float* from = selected + t * stride;
+        float* to = normed + t * stride;
+        NormPart(m.dt_norm, from, m.dt_rank, to);
+        NormPart(m.b_norm, from + m.dt_rank, m.d_state, to + m.dt_rank);
+        NormPart(m.c_norm, from + m.dt_rank + m.d_state, m.d_state, to + m.dt_rank + m.d_state);
+      }
+      selected = normed;
+    }
+    // Always with f32 activations: it is a small matrix, and what comes of it goes through two
+    // exponentials into everything the state remembers.
+    input_.Prepare(selected, stride, rows(), InputNorm{}, dt_proj, false, pool_);
+    MatmulJob job;
+    job.matrix = &dt_proj;
+    job.input = &input_;
+    job.output.data = steps_.Get(static_cast<size_t>(rows() * m.inner));
+    job.output.stride = m.inner;
+    job.output.bias = Vector(m.dt_proj.bias);
+    RunMatmuls({&job, 1}, pool_, matmul_scratch_);
+    std::vector<Mamba1Run>& runs = mamba1_runs_;
+    runs.clear();
+    for (const Span& span : spans_) {
+      Mamba1Run run;
+      run.inner = m.inner;
+      run.d_state = m.d_state;
+      run.a = Vector(m.a);
+      run.d = Vector(m.d);
+      run.tokens = span.tokens;
+      run.x = Values(op.convolved) + span.row * m.inner;
+      run.dt = job.output.data + span.row * m.inner;
+      run.bc_stride = stride;
+      run.b = selected + span.row * stride + m.dt_rank;
+      run.c = run.b + m.d_state;
+      run.z_stride = Width(op.projected);
+      run.z = Values(op.projected) + span.row * run.z_stride + m.inner;
+      run.state = state_.Recurrent(span.sequence, op.ssm_state);
+      run.output_stride = m.inner;
+      run.output = Values(op.output) + span.row * m.inner;
+      runs.push_back(run);
+    }
+    ForChannelBlocks(m.inner, [&](size_t span, int64_t begin, int64_t end) {
+      Mamba1Scan(runs[span], begin, end);
+    });
+  }
+
+  // Runs work(span, begin, end) for blocks of channels of every span of the slice.
+  template <class Work>
+  void ForChannelBlocks(int64_t channels, const Work& work) {
+    const int64_t blocks = (channels + kChannelBlock - 1) / kChannelBlock;
+    const int64_t tasks = static_cast<int64_t>(spans_.size()) * blocks;
+    // For a token or two the arithmetic of a small mixer is over before another thread has begun.
+    const bool spread = rows() >= 4 || channels > 8 * kChannelBlock;
+    pool_.ParallelFor(tasks, spread ? 1 : tasks, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t first = i % blocks * kChannelBlock;
+        work(static_cast<size_t>(i / blocks), first, std::min(first + kChannelBlock, channels));
+      }
+    });
+  }
+
+  // A part of a row, through its norm if it has one.
+  void NormPart(const std::optional<RmsNorm>& norm, const float* from, int64_t size,
+                float* to) const {
+    if (norm) {
+      RmsNormRow(from, Vector(norm->weight), size, norm->groups, norm->eps, to);
+    } else {
+      std::copy(from, from + size, to);
+    }
+  }
+
   void Run(const AttentionOp& op) {
     const Attention& m = op.mixer;
     const int64_t q_width = m.heads * m.head_dim;
@@ -408,6 +510,9 @@ class CpuExecutor : public HostExecutor {
   Scratch<float> convolved_;
   Scratch<float> steps_;
   std::vector<Mamba2Run> mamba2_runs_;
+  std::vector<ConvRun> conv_runs_;
+  std::vector<Mamba1Run> mamba1_runs_;
+  Scratch<float> selected_;
   Scratch<float> router_scores_;
   std::vector<RopeCache> ropes_;
   MoeRunner moe_;

@@ -9,7 +9,7 @@
 // and it would round differently for every cut.
 #include "cpu/mamba2_kernel.h"
 
-#include <cstring>
+#include "cpu/conv_kernel.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/mamba2_kernel.cc"
@@ -24,63 +24,11 @@ HWY_BEFORE_NAMESPACE();
 namespace adder {
 namespace HWY_NAMESPACE {
 
-inline constexpr auto kStep = static_cast<int64_t>(kLanes);
 // Tokens per pass over the state: their y and dt*x strips stay in registers (four of each, twice
 // that with two vectors per strip on AVX-512).
 inline constexpr int64_t kScanTokens = 4;
 // How far ahead of its use the state is asked for, in floats.
 inline constexpr int64_t kPrefetchFloats = 512;
-
-// kLanes channels, or the first `count` when the row ends.
-HWY_INLINE VF LoadChannels(const float* from, int64_t count) {
-  return count >= kStep ? hn::LoadU(DF(), from) : LoadFirst(from, static_cast<size_t>(count));
-}
-HWY_INLINE void StoreChannels(VF value, float* to, int64_t count) {
-  if (count >= kStep) {
-    hn::StoreU(value, DF(), to);
-  } else {
-    StoreFirst(value, to, static_cast<size_t>(count));
-  }
-}
-
-void Mamba2ConvImpl(const Mamba2Weights& weights, const Mamba2Run& run, int64_t channel_begin,
-                    int64_t channel_end) {
-  const DF df;
-  const Mamba2& m = *weights.mixer;
-  const int64_t channels = m.conv_channels();
-  const int64_t past = m.d_conv - 1;
-  const float* inputs = run.projected + m.inner();
-  // The input `steps_back` tokens before token t: in this run, or in the window.
-  const auto input_at = [&](int64_t t, int64_t steps_back) HWY_ATTR {
-    const int64_t at = t - steps_back;
-    return at >= 0 ? inputs + at * run.projected_stride : run.window + (past + at) * channels;
-  };
-  for (int64_t t = 0; t < run.tokens; ++t) {
-    for (int64_t c = channel_begin; c < channel_end; c += kStep) {
-      const int64_t count = channel_end - c;
-      VF sum =
-          weights.conv_bias != nullptr ? LoadChannels(weights.conv_bias + c, count) : hn::Zero(df);
-      for (int64_t tap = 0; tap <= past; ++tap) {
-        sum = hn::MulAdd(LoadChannels(input_at(t, past - tap) + c, count),
-                         LoadChannels(weights.conv_weight + tap * channels + c, count), sum);
-      }
-      StoreChannels(Silu(sum), run.convolved + t * channels + c, count);
-    }
-  }
-  // The window becomes the last `past` inputs. Oldest first, so nothing is overwritten too early.
-  const auto bytes = static_cast<size_t>(channel_end - channel_begin) * sizeof(float);
-  for (int64_t i = 0; i < past; ++i) {
-    const float* from = input_at(run.tokens, past - i) + channel_begin;
-    std::memcpy(run.window + i * channels + channel_begin, from, bytes);
-  }
-}
-
-// log(1 + e^x) without overflow.
-HWY_INLINE VF Softplus(VF x) {
-  const DF df;
-  const VF e = hn::Exp(df, hn::Neg(hn::Abs(x)));
-  return hn::Add(hn::Max(x, hn::Zero(df)), hn::Log1p(df, e));
-}
 
 void Mamba2StepsImpl(const Mamba2Weights& weights, const Mamba2Run& run, int64_t token_begin,
                      int64_t token_end) {
@@ -226,13 +174,24 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace adder {
 
-HWY_EXPORT(Mamba2ConvImpl);
 HWY_EXPORT(Mamba2StepsImpl);
 HWY_EXPORT(Mamba2ScanImpl);
 
 void Mamba2Conv(const Mamba2Weights& weights, const Mamba2Run& run, int64_t channel_begin,
                 int64_t channel_end) {
-  HWY_DYNAMIC_DISPATCH(Mamba2ConvImpl)(weights, run, channel_begin, channel_end);
+  const Mamba2& m = *weights.mixer;
+  ConvRun conv;
+  conv.channels = m.conv_channels();
+  conv.d_conv = m.d_conv;
+  conv.weight = weights.conv_weight;
+  conv.bias = weights.conv_bias;
+  conv.tokens = run.tokens;
+  conv.input = run.projected + m.inner();
+  conv.input_stride = run.projected_stride;
+  conv.window = run.window;
+  conv.output = run.convolved;
+  conv.output_stride = conv.channels;
+  ConvSilu(conv, channel_begin, channel_end);
 }
 
 void Mamba2Steps(const Mamba2Weights& weights, const Mamba2Run& run, int64_t token_begin,

@@ -505,7 +505,12 @@ class CudaExecutor : public Executor {
   void Launch(const Op& op) {
     const NvtxRange range(op.name);
     if (slice_.wide) return wide_->Launch(op, slice_);
-    std::visit([this](const auto& body) { Launch(body); }, op.body);
+    // RequireKernels has refused programs with other ops.
+    std::visit(
+        [this](const auto& body) {
+          if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body);
+        },
+        op.body);
   }
 
   LinearShape Shape(int tokens) const {
@@ -869,6 +874,7 @@ bool CudaAvailable(std::string* reason) {
 std::unique_ptr<Executor> MakeCudaExecutor(Program program, const CudaOptions& options) {
   std::string reason;
   if (!CudaAvailable(&reason)) Fail("Cannot use --device cuda: ", reason, ". Use --device cpu.");
+  cuda::RequireKernels(program);
   return std::make_unique<cuda::CudaExecutor>(std::move(program), options);
 }
 

@@ -56,8 +56,9 @@ struct MatrixRef {
 // What is done to a vector's values when they are loaded as f32.
 enum class VectorTransform {
   kIdentity,
-  kNegativeExp,    // a = -exp(A_log)
-  kPlusOne,        // norms stored as w with (1 + w) applied
+  kNegativeExp,            // a = -exp(A_log)
+  kNegativeExpTransposed,  // the same, of A_log [channels, d_state] -> [d_state, channels]
+  kPlusOne,                // norms stored as w with (1 + w) applied
   kConvTimeMajor,  // conv weight [channels, 1, taps] or [channels, taps, 1] -> [taps, channels]
 };
 
@@ -81,7 +82,7 @@ struct Linear {
 
 // y = x / sqrt(mean(x^2) + eps) * w, the mean taken over each of `groups` equal parts of x.
 struct RmsNorm {
-  VectorId weight = kNoId;
+  VectorId weight = kNoId;  // where a mixer says so, kNoId: w = 1
   float eps = 1e-5f;
   int64_t groups = 1;
 
@@ -144,6 +145,35 @@ struct Mamba2 {
   int64_t in_proj_rows() const { return inner() + conv_channels() + heads; }
 };
 
+// Mamba-1 (Gu & Dao, "Mamba", arXiv:2312.00752). in_proj rows: x [inner] | z [inner]. The causal
+// depthwise convolution runs over x and is followed by SiLU; of its result x, x_proj makes rows
+// dt [dt_rank] | B [d_state] | C [d_state], each of which may be normed. Per channel:
+//   dt = softplus(dt_proj(dt))
+//   h  = exp(dt * a) * h + dt * B x            (h: [d_state], of the channel)
+//   y  = C . h + d * x
+// then y * silu(z) and out_proj.
+// State: the last d_conv - 1 inputs of the convolution and h (restorable only).
+struct Mamba1 {
+  int64_t inner = 0;
+  int64_t d_state = 0;
+  int64_t d_conv = 0;
+  int64_t dt_rank = 0;
+  Linear in_proj;
+  VectorId conv_weight = kNoId;  // [d_conv, inner], time-major
+  VectorId conv_bias = kNoId;    // optional
+  Linear x_proj;
+  std::optional<RmsNorm> dt_norm;  // of these three the weight may be none
+  std::optional<RmsNorm> b_norm;
+  std::optional<RmsNorm> c_norm;
+  Linear dt_proj;      // [inner, dt_rank]
+  VectorId a = kNoId;  // [d_state, inner], negative
+  VectorId d = kNoId;  // [inner]
+  Linear out_proj;
+
+  int64_t in_proj_rows() const { return 2 * inner; }
+  int64_t x_proj_rows() const { return dt_rank + 2 * d_state; }
+};
+
 // down(act(gate x) * up x). gate_up rows: gate [intermediate] | up [intermediate].
 struct DenseMlp {
   int64_t intermediate = 0;
@@ -164,7 +194,7 @@ struct MoeMlp {
   std::vector<MatrixId> down;     // per expert
 };
 
-using Mixer = std::variant<Attention, Mamba2, DenseMlp, MoeMlp>;
+using Mixer = std::variant<Attention, Mamba2, Mamba1, DenseMlp, MoeMlp>;
 
 // x += residual_scale * sum of mixers(pre_norm(x)).
 struct Block {
@@ -211,7 +241,7 @@ void ValidatePlan(const Plan& plan);
 // Parameters of the plan (every matrix once, tied weights once).
 int64_t ParameterCount(const Plan& plan);
 
-// "Mamba2", "Attention", "DenseMlp", "MoeMlp".
+// "Attention", "Mamba2", "Mamba1", "DenseMlp", "MoeMlp".
 std::string MixerName(const Mixer& mixer);
 
 // A text for people: one line per block with every field.

@@ -87,6 +87,19 @@ class PlanPrinter {
          << " out_proj=" << LinearText(mixer.out_proj);
   }
 
+  void Print(const Mamba1& mixer) {
+    const auto norm = [](const std::optional<RmsNorm>& value) {
+      if (!value) return std::string("none");
+      return value->weight == kNoId ? NormText(*value) + " unweighted" : NormText(*value);
+    };
+    out_ << "inner=" << mixer.inner << " d_state=" << mixer.d_state << " d_conv=" << mixer.d_conv
+         << (mixer.conv_bias != kNoId ? "+bias" : "") << " dt_rank=" << mixer.dt_rank
+         << " in_proj=" << LinearText(mixer.in_proj) << " x_proj=" << LinearText(mixer.x_proj)
+         << " dt_norm=" << norm(mixer.dt_norm) << " b_norm=" << norm(mixer.b_norm)
+         << " c_norm=" << norm(mixer.c_norm) << " dt_proj=" << LinearText(mixer.dt_proj)
+         << " out_proj=" << LinearText(mixer.out_proj);
+  }
+
   void Print(const DenseMlp& mixer) {
     out_ << "intermediate=" << mixer.intermediate
          << " activation=" << ActivationText(mixer.activation)

@@ -104,6 +104,13 @@ class Validator {
       const int64_t size = VectorSize(vector);
       if (size < 0) Fail(where_, "its shapes are missing, disagree or overflow.");
       Range("size", size, 1, kMaxRows);
+      if (vector.transform == VectorTransform::kNegativeExpTransposed) {
+        // The loader transposes one [channels, d_state] tensor.
+        if (vector.parts.size() != 1 || vector.parts[0].shapes.size() != 1 ||
+            vector.parts[0].shapes[0].size() != 2) {
+          Fail(where_, "a decay to be transposed has exactly one part of two dimensions.");
+        }
+      }
       if (vector.transform != VectorTransform::kConvTimeMajor) continue;
       // The loader transposes one [channels, 1, taps] or [channels, taps, 1] tensor.
       if (vector.parts.size() != 1) Fail(where_, "a convolution weight has exactly one part.");
@@ -163,6 +170,17 @@ class Validator {
 
   void CheckNorm(const char* field, const RmsNorm& norm, int64_t size) {
     CheckVector(field, norm.weight, size);
+    CheckNormNumbers(field, norm, size);
+  }
+
+  // A norm that may be absent, or have no weight.
+  void CheckPlainNorm(const char* field, const std::optional<RmsNorm>& norm, int64_t size) {
+    if (!norm) return;
+    if (norm->weight != kNoId) CheckVector(field, norm->weight, size);
+    CheckNormNumbers(field, *norm, size);
+  }
+
+  void CheckNormNumbers(const char* field, const RmsNorm& norm, int64_t size) const {
     if (!std::isfinite(norm.eps) || norm.eps < 0) {
       Fail(where_, field, " eps is ", norm.eps, ", it should be a number of at least 0.");
     }
@@ -236,6 +254,29 @@ class Validator {
     CheckVector("d", mixer.d, mixer.heads);
     if (mixer.gated_norm) CheckNorm("gated_norm", *mixer.gated_norm, mixer.inner());
     CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.inner());
+  }
+
+  void Check(const Mamba1& mixer) {
+    Range("inner", mixer.inner, 1, kMaxSize);
+    Range("d_state", mixer.d_state, 1, kMaxSize);
+    Range("d_conv", mixer.d_conv, 1, 1024);
+    Range("dt_rank", mixer.dt_rank, 1, kMaxSize);
+    const std::optional<int64_t> state = ElementCount({mixer.d_state, mixer.inner});
+    if (!state || *state > kMaxStateSize) {
+      Fail(where_, "a state of d_state x inner = ", ShapeString({mixer.d_state, mixer.inner}),
+           " is larger than ", kMaxStateSize, " elements.");
+    }
+    CheckLinear("in_proj", mixer.in_proj, mixer.in_proj_rows(), plan_.hidden);
+    CheckVector("conv_weight", mixer.conv_weight, mixer.d_conv * mixer.inner);
+    if (mixer.conv_bias != kNoId) CheckVector("conv_bias", mixer.conv_bias, mixer.inner);
+    CheckLinear("x_proj", mixer.x_proj, mixer.x_proj_rows(), mixer.inner);
+    CheckPlainNorm("dt_norm", mixer.dt_norm, mixer.dt_rank);
+    CheckPlainNorm("b_norm", mixer.b_norm, mixer.d_state);
+    CheckPlainNorm("c_norm", mixer.c_norm, mixer.d_state);
+    CheckLinear("dt_proj", mixer.dt_proj, mixer.inner, mixer.dt_rank);
+    CheckVector("a", mixer.a, mixer.d_state * mixer.inner);
+    CheckVector("d", mixer.d, mixer.inner);
+    CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.inner);
   }
 
   void Check(const DenseMlp& mixer) {

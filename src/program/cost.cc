@@ -43,6 +43,23 @@ class Costing {
             work_.sequences * 2 * state_floats * kFloatBytes, work_.tokens * per_token};
   }
 
+  OpCost operator()(const Mamba1ConvOp& op) const {
+    const Mamba1& m = op.mixer;
+    return {VectorBytes(m.conv_weight) + VectorBytes(m.conv_bias),
+            work_.sequences * 2 * (m.d_conv - 1) * m.inner * kFloatBytes,
+            work_.tokens * 2 * m.d_conv * m.inner};
+  }
+
+  OpCost operator()(const Mamba1ScanOp& op) const {
+    const Mamba1& m = op.mixer;
+    // As for Mamba-2, and per state element the product of dt and a.
+    const int64_t per_token = 6 * m.inner * m.d_state + 3 * m.inner;
+    return {LinearBytes(m.dt_proj) + VectorBytes(m.a) + VectorBytes(m.d) + NormBytes(m.dt_norm) +
+                NormBytes(m.b_norm) + NormBytes(m.c_norm),
+            work_.sequences * 2 * m.inner * m.d_state * kFloatBytes,
+            work_.tokens * (per_token + MatrixFlops(m.dt_proj.weight))};
+  }
+
   OpCost operator()(const AttentionOp& op) const {
     const Attention& a = op.mixer;
     const int64_t position_bytes = 2 * a.kv_heads * a.head_dim * kFloatBytes;

@@ -103,15 +103,21 @@ class Interpreter : public HostExecutor {
   // Row `row` of a buffer, after the norm if there is one. Not rounded to f32 in between.
   std::vector<double> NormalizedRow(BufferId id, size_t row, const std::optional<RmsNorm>& norm) {
     const float* x = RowOf(id, row);
-    std::vector<double> out(x, x + Width(id));
+    return Normalized(x, Width(id), norm);
+  }
+
+  std::vector<double> Normalized(const float* x, int64_t width,
+                                 const std::optional<RmsNorm>& norm) const {
+    std::vector<double> out(x, x + width);
     if (!norm) return out;
-    const float* weight = Vector(norm->weight);
     const size_t size = out.size() / static_cast<size_t>(norm->groups);
     for (size_t begin = 0; begin < out.size(); begin += size) {
       double squares = 0;
       for (size_t i = begin; i < begin + size; ++i) squares += out[i] * out[i];
       const double factor = 1.0 / std::sqrt(squares / static_cast<double>(size) + norm->eps);
-      for (size_t i = begin; i < begin + size; ++i) out[i] *= factor * weight[i];
+      for (size_t i = begin; i < begin + size; ++i) {
+        out[i] *= factor * (norm->weight == kNoId ? 1.0f : Vector(norm->weight)[i]);
+      }
     }
     return out;
   }
@@ -189,8 +195,9 @@ class Interpreter : public HostExecutor {
       const float* projected = RowOf(op.input, i);
       const float* gate = projected;
       const float* dt = projected + op.mixer.inner() + op.mixer.conv_channels();
+      const Mamba2& m = op.mixer;
       const std::vector<double> convolved =
-          Convolve(op.mixer, projected + op.mixer.inner(),
+          Convolve(m.conv_channels(), m.d_conv, m.conv_weight, m.conv_bias, projected + m.inner(),
                    state_.Recurrent(rows_[i].sequence, op.conv_state));
       StateStep(op.mixer, convolved, dt, gate, state_.Recurrent(rows_[i].sequence, op.ssm_state),
                 RowOf(op.output, i));
@@ -198,13 +205,13 @@ class Interpreter : public HostExecutor {
   }
 
   // The causal convolution of one token and its SiLU; rolls the window [d_conv - 1, channels].
-  std::vector<double> Convolve(const Mamba2& m, const float* input, float* window) const {
-    const int64_t channels = m.conv_channels();
-    const int64_t past = m.d_conv - 1;
-    const float* weight = Vector(m.conv_weight);
+  std::vector<double> Convolve(int64_t channels, int64_t d_conv, VectorId weight_id, VectorId bias,
+                               const float* input, float* window) const {
+    const int64_t past = d_conv - 1;
+    const float* weight = Vector(weight_id);
     std::vector<double> out(static_cast<size_t>(channels));
     for (int64_t c = 0; c < channels; ++c) {
-      double sum = m.conv_bias == kNoId ? 0.0 : Vector(m.conv_bias)[c];
+      double sum = bias == kNoId ? 0.0 : Vector(bias)[c];
       for (int64_t t = 0; t < past; ++t) {
         sum += static_cast<double>(window[t * channels + c]) * weight[t * channels + c];
       }
@@ -238,6 +245,47 @@ class Interpreter : public HostExecutor {
           const double next = decay * h + dt * b[group * m.d_state + n] * x[channel];
           h = static_cast<float>(next);
           y += c[group * m.d_state + n] * next;
+        }
+        out[channel] = static_cast<float>(y * Silu(gate[channel]));
+      }
+    }
+  }
+
+  void Run(const Mamba1ConvOp& op) {
+    const Mamba1& m = op.mixer;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const std::vector<double> convolved =
+          Convolve(m.inner, m.d_conv, m.conv_weight, m.conv_bias, RowOf(op.input, i),
+                   state_.Recurrent(rows_[i].sequence, op.conv_state));
+      std::transform(convolved.begin(), convolved.end(), RowOf(op.output, i),
+                     [](double x) { return static_cast<float>(x); });
+    }
+  }
+
+  void Run(const Mamba1ScanOp& op) {
+    const Mamba1& m = op.mixer;
+    std::vector<std::vector<double>> low_rank;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      low_rank.push_back(Normalized(RowOf(op.selected, i), m.dt_rank, m.dt_norm));
+    }
+    const std::vector<std::vector<double>> dt = Apply(m.dt_proj, low_rank);
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* b_row = RowOf(op.selected, i) + m.dt_rank;
+      const std::vector<double> b = Normalized(b_row, m.d_state, m.b_norm);
+      const std::vector<double> c = Normalized(b_row + m.d_state, m.d_state, m.c_norm);
+      const float* x = RowOf(op.convolved, i);
+      const float* gate = RowOf(op.projected, i) + m.inner;
+      float* state = state_.Recurrent(rows_[i].sequence, op.ssm_state);
+      float* out = RowOf(op.output, i);
+      for (int64_t channel = 0; channel < m.inner; ++channel) {
+        const double step = Softplus(dt[i][static_cast<size_t>(channel)]);
+        double y = static_cast<double>(Vector(m.d)[channel]) * x[channel];
+        for (int64_t n = 0; n < m.d_state; ++n) {
+          float& h = state[n * m.inner + channel];
+          const double next = std::exp(step * Vector(m.a)[n * m.inner + channel]) * h +
+                              step * b[static_cast<size_t>(n)] * x[channel];
+          h = static_cast<float>(next);
+          y += c[static_cast<size_t>(n)] * next;
         }
         out[channel] = static_cast<float>(y * Silu(gate[channel]));
       }

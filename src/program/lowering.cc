@@ -101,6 +101,25 @@ class Lowering {
     AddToResidual(prefix + "out_proj", scanned, mixer.gated_norm, mixer.out_proj);
   }
 
+  void Lower(const Mamba1& mixer) {
+    const std::string prefix = Prefix("mamba1");
+    const BufferId projected = TakeBuffer("mamba1.in_proj", mixer.in_proj_rows());
+    const BufferId convolved = TakeBuffer("mamba1.conv", mixer.inner);
+    const BufferId selected = TakeBuffer("mamba1.x_proj", mixer.x_proj_rows());
+    const BufferId scanned = TakeBuffer("mamba1.scan", mixer.inner);
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, projected));
+    AddOp(prefix + "conv", block_->layer,
+          Mamba1ConvOp{mixer, projected, convolved,
+                       program_.layout.FindRecurrent(block_index_, mixer_index_, "conv")});
+    AddOp(prefix + "x_proj", block_->layer,
+          LinearOp{convolved, std::nullopt, mixer.x_proj, Epilogue::kStore, 1.0f, selected, false});
+    AddOp(prefix + "scan", block_->layer,
+          Mamba1ScanOp{mixer, projected, convolved, selected, scanned,
+                       program_.layout.FindRecurrent(block_index_, mixer_index_, "ssm")});
+    AddToResidual(prefix + "out_proj", scanned, std::nullopt, mixer.out_proj);
+  }
+
   void Lower(const DenseMlp& mixer) {
     const std::string prefix = Prefix("mlp");
     const BufferId activated = TakeBuffer("mlp.gate_up", mixer.intermediate);

@@ -8,6 +8,8 @@
 //   embed
 //   layers.L.attention.qkv    layers.L.attention.attend   layers.L.attention.o_proj
 //   layers.L.mamba2.in_proj   layers.L.mamba2.scan        layers.L.mamba2.out_proj
+//   layers.L.mamba1.in_proj   layers.L.mamba1.conv        layers.L.mamba1.x_proj
+//   layers.L.mamba1.scan      layers.L.mamba1.out_proj
 //   layers.L.mlp.gate_up      layers.L.mlp.down
 //   layers.L.moe.router       layers.L.moe.gate_up        layers.L.moe.down
 //   head
@@ -70,6 +72,25 @@ struct Mamba2Op {
   int ssm_state = -1;
 };
 
+// The convolution of Mamba-1: conv window roll, conv, SiLU. input: in_proj rows; output: [inner].
+struct Mamba1ConvOp {
+  Mamba1 mixer;
+  BufferId input = kNoId;
+  BufferId output = kNoId;
+  int conv_state = -1;  // index into StateLayout::recurrent
+};
+
+// Everything between x_proj and out_proj: the norms of dt, B and C, dt_proj and softplus, state
+// update, C contraction, D skip, multiplication by silu(z). output: [inner].
+struct Mamba1ScanOp {
+  Mamba1 mixer;
+  BufferId projected = kNoId;  // in_proj rows, for z
+  BufferId convolved = kNoId;  // [inner]
+  BufferId selected = kNoId;   // x_proj rows
+  BufferId output = kNoId;
+  int ssm_state = -1;
+};
+
 // RoPE, KV append, causal attention. input: q | k | v rows; output: [heads * head_dim].
 struct AttentionOp {
   Attention mixer;
@@ -111,8 +132,8 @@ struct ExpertDownOp {
   BufferId output = kNoId;
 };
 
-using OpBody =
-    std::variant<EmbedOp, LinearOp, Mamba2Op, AttentionOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
+using OpBody = std::variant<EmbedOp, LinearOp, Mamba2Op, Mamba1ConvOp, Mamba1ScanOp, AttentionOp,
+                            RouterOp, ExpertGateUpOp, ExpertDownOp>;
 
 // What one op costs when it runs over a batch.
 struct OpCost {
@@ -147,7 +168,7 @@ Program LowerPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<const BoundW
 // evenly), each sequence having `context` positions before. How each op is counted:
 //   embedding  only the rows of `tokens` tokens are read
 //   head       one row of logits per sequence
-//   Mamba-2    conv window and state are read and written once per sequence
+//   Mamba      conv window and state are read and written once per sequence
 //   attention  KV of the context is read once per sequence, KV of the new positions written once
 //   experts    as many distinct experts as `tokens` can choose at most
 // Exponentials and other small per-channel terms are left out of the FLOPs. Throws Error for

@@ -28,6 +28,15 @@ class Describe {
     return Concat("mamba2 scan, heads ", m.heads, " x ", m.head_dim, ", d_state ", m.d_state,
                   ", groups ", m.groups, ", d_conv ", m.d_conv);
   }
+  std::string operator()(const Mamba1ConvOp& op) const {
+    return Concat("mamba1 conv, inner ", op.mixer.inner, ", d_conv ", op.mixer.d_conv);
+  }
+  std::string operator()(const Mamba1ScanOp& op) const {
+    const Mamba1& m = op.mixer;
+    const bool normed = m.dt_norm || m.b_norm || m.c_norm;
+    return Concat("mamba1 scan, inner ", m.inner, ", d_state ", m.d_state, ", dt_rank ", m.dt_rank,
+                  normed ? ", normed" : "");
+  }
   std::string operator()(const AttentionOp& op) const {
     const Attention& a = op.mixer;
     return Concat("attention, heads ", a.heads, " / ", a.kv_heads, " x ", a.head_dim,

@@ -63,6 +63,30 @@ class Verifier {
     Write(op.output, m.inner());
   }
 
+  void Check(const Mamba1ConvOp& op) {
+    const Mamba1& m = op.mixer;
+    ReadWidth(op.input, m.in_proj_rows());
+    Vector(m.conv_weight, m.d_conv * m.inner, "conv weight");
+    if (m.conv_bias != kNoId) Vector(m.conv_bias, m.inner, "conv bias");
+    Recurrent(op.conv_state, {m.d_conv - 1, m.inner}, "conv");
+    Write(op.output, m.inner);
+  }
+
+  void Check(const Mamba1ScanOp& op) {
+    const Mamba1& m = op.mixer;
+    ReadWidth(op.projected, m.in_proj_rows());
+    ReadWidth(op.convolved, m.inner);
+    ReadWidth(op.selected, m.x_proj_rows());
+    PlainNorm(m.dt_norm, m.dt_rank);
+    PlainNorm(m.b_norm, m.d_state);
+    PlainNorm(m.c_norm, m.d_state);
+    if (LinearRows(m.dt_proj, m.dt_rank, "dt_proj") != m.inner) Bad("dt_proj rows are not inner");
+    Vector(m.a, m.d_state * m.inner, "a");
+    Vector(m.d, m.inner, "d");
+    Recurrent(op.ssm_state, {m.d_state, m.inner}, "ssm");
+    Write(op.output, m.inner);
+  }
+
   void Check(const AttentionOp& op) {
     const Attention& a = op.mixer;
     ReadWidth(op.input, (a.heads + 2 * a.kv_heads) * a.head_dim);
@@ -189,7 +213,18 @@ class Verifier {
   void Norm(const std::optional<RmsNorm>& norm, int64_t width) const {
     if (!norm) return;
     Vector(norm->weight, width, "norm weight");
-    if (norm->groups <= 0 || width % norm->groups != 0) Bad("norm groups do not divide its input");
+    NormGroups(*norm, width);
+  }
+
+  // A norm that may have no weight.
+  void PlainNorm(const std::optional<RmsNorm>& norm, int64_t width) const {
+    if (!norm) return;
+    if (norm->weight != kNoId) Vector(norm->weight, width, "norm weight");
+    NormGroups(*norm, width);
+  }
+
+  void NormGroups(const RmsNorm& norm, int64_t width) const {
+    if (norm.groups <= 0 || width % norm.groups != 0) Bad("norm groups do not divide its input");
   }
 
   void Recurrent(int index, const Shape& shape, const char* what) const {
