@@ -55,9 +55,14 @@ class Lowering {
     AddOp("embed", -1, EmbedOp{plan.embedding, plan.embedding_scale, program_.residual});
     for (size_t b = 0; b < plan.blocks.size(); ++b) LowerBlock(static_cast<int>(b));
     program_.logits = AddBuffer("logits", plan.vocab);
-    AddOp("head", -1,
-          LinearOp{program_.residual, plan.final_norm, plan.head, Epilogue::kStore,
-                   plan.logits_scale, program_.logits, /*logits_rows_only=*/true});
+    LinearOp head;
+    head.input = program_.residual;
+    head.norm = plan.final_norm;
+    head.linear = plan.head;
+    head.scale = plan.logits_scale;
+    head.output = program_.logits;
+    head.logits_rows_only = true;
+    AddOp("head", -1, std::move(head));
     return std::move(program_);
   }
 
@@ -123,8 +128,15 @@ class Lowering {
   void Lower(const DenseMlp& mixer) {
     const std::string prefix = Prefix("mlp");
     const BufferId activated = TakeBuffer("mlp.gate_up", mixer.intermediate);
-    AddOp(prefix + "gate_up", block_->layer,
-          Projection(mixer.gate_up, Epilogue::kSiluMul, activated));
+    LinearOp gate_up =
+        Projection(mixer.gate_up, mixer.gated ? Epilogue::kGated : Epilogue::kActivate, activated);
+    gate_up.activation = mixer.activation;
+    if (mixer.output_gate.weight != kNoId) {
+      gate_up.row_gate = TakeBuffer("mlp.output_gate", 1);
+      AddOp(prefix + "output_gate", block_->layer,
+            Projection(mixer.output_gate, Epilogue::kStore, gate_up.row_gate));
+    }
+    AddOp(prefix + "gate_up", block_->layer, std::move(gate_up));
     AddToResidual(prefix + "down", activated, std::nullopt, mixer.down);
   }
 
@@ -134,24 +146,36 @@ class Lowering {
     const BufferId activated = TakeBuffer("moe.gate_up", mixer.top_k * mixer.intermediate);
     AddOp(prefix + "router", block_->layer,
           RouterOp{program_.residual, block_->pre_norm, mixer.router, mixer.experts, mixer.top_k,
-                   routing});
+                   mixer.routing, routing});
     AddOp(prefix + "gate_up", block_->layer,
           ExpertGateUpOp{program_.residual, block_->pre_norm, routing, mixer.top_k,
-                         mixer.intermediate, mixer.gate_up, activated});
+                         mixer.intermediate, mixer.activation, mixer.gated, mixer.gate_up,
+                         activated});
     additions_.push_back({prefix + "down", block_->layer,
                           ExpertDownOp{activated, routing, mixer.top_k, mixer.intermediate,
                                        mixer.down, block_->residual_scale, program_.residual}});
   }
 
   LinearOp Projection(const Linear& linear, Epilogue epilogue, BufferId output) const {
-    return LinearOp{program_.residual, block_->pre_norm, linear, epilogue, 1.0f, output, false};
+    LinearOp op;
+    op.input = program_.residual;
+    op.norm = block_->pre_norm;
+    op.linear = linear;
+    op.epilogue = epilogue;
+    op.output = output;
+    return op;
   }
 
   void AddToResidual(const std::string& name, BufferId input, const std::optional<RmsNorm>& norm,
                      const Linear& linear) {
-    additions_.push_back({name, block_->layer,
-                          LinearOp{input, norm, linear, Epilogue::kAdd, block_->residual_scale,
-                                   program_.residual, false}});
+    LinearOp op;
+    op.input = input;
+    op.norm = norm;
+    op.linear = linear;
+    op.epilogue = Epilogue::kAdd;
+    op.scale = block_->residual_scale;
+    op.output = program_.residual;
+    additions_.push_back({name, block_->layer, std::move(op)});
   }
 
   // "layers.3.mlp.", or "layers.3.mlp_2." for the layer's second mixer of that kind.
