@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "cpu/attention_kernel.h"
+#include "cpu/causal_conv.h"
 #include "cpu/elementwise.h"
 #include "cpu/linear.h"
 #include "cpu/loaded_weights.h"
@@ -216,9 +217,7 @@ class CpuExecutor : public HostExecutor {
 
   void Run(const Mamba2Op& op) {
     const Mamba2& m = op.mixer;
-    const Mamba2Weights weights{
-        &m,         Vector(m.conv_weight), Vector(m.conv_bias), Vector(m.dt_bias), Vector(m.a),
-        Vector(m.d)};
+    const Mamba2Weights weights = WeightsOf(m);
     float* convolved = convolved_.Get(static_cast<size_t>(rows() * m.conv_channels()));
     float* steps = steps_.Get(static_cast<size_t>(rows() * 2 * m.heads));
     std::vector<Mamba2Run>& runs = mamba2_runs_;
@@ -228,6 +227,8 @@ class CpuExecutor : public HostExecutor {
       run.tokens = span.tokens;
       run.projected_stride = Width(op.input);
       run.projected = Values(op.input) + span.row * run.projected_stride;
+      run.dt = run.projected + m.inner() + m.conv_channels();
+      run.dt_stride = run.projected_stride;
       // With d_conv = 1 there is no window.
       run.window = op.conv_state < 0 ? nullptr : state_.Recurrent(span.sequence, op.conv_state);
       run.state = state_.Recurrent(span.sequence, op.ssm_state);
@@ -253,13 +254,122 @@ class CpuExecutor : public HostExecutor {
         }
       }
     });
-    pool_.ParallelFor(
-        static_cast<int64_t>(runs.size()) * m.heads, 1, [&](int64_t begin, int64_t end, int) {
-          for (int64_t i = begin; i < end; ++i) {
-            const int64_t head = i % m.heads;
-            Mamba2Scan(weights, runs[static_cast<size_t>(i / m.heads)], head, head + 1);
-          }
-        });
+    ScanHeads(weights);
+  }
+
+  // The recurrence of mamba2_runs_.
+  void ScanHeads(const Mamba2Weights& weights) {
+    const int64_t heads = weights.mixer->heads;
+    pool_.ParallelFor(static_cast<int64_t>(mamba2_runs_.size()) * heads, 1,
+                      [&](int64_t begin, int64_t end, int) {
+                        for (int64_t i = begin; i < end; ++i) {
+                          const int64_t head = i % heads;
+                          Mamba2Scan(weights, mamba2_runs_[static_cast<size_t>(i / heads)], head,
+                                     head + 1);
+                        }
+                      });
+  }
+
+  Mamba2Weights WeightsOf(const Mamba2& m) const {
+    return {&m,         Vector(m.conv_weight), Vector(m.conv_bias), Vector(m.dt_bias), Vector(m.a),
+            Vector(m.d)};
+  }
+
+  void Run(const Mamba2SelectedOp& op) {
+    const Mamba2& m = op.mixer;
+    const Mamba2Selection& selection = *m.selection;
+    const int64_t states = m.groups * m.d_state;
+    const int64_t stride = Width(op.selected);
+    float* x_b_c = convolved_.Get(static_cast<size_t>(rows() * m.scan_channels()));
+    float* low_rank = low_rank_.Get(static_cast<size_t>(rows() * selection.dt_rank));
+    pool_.ParallelFor(rows(), 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float* from = Values(op.selected) + t * stride;
+        float* to = x_b_c + t * m.scan_channels();
+        std::memcpy(to, Values(op.convolved) + t * m.inner(),
+                    static_cast<size_t>(m.inner()) * sizeof(float));
+        NormPart(selection.b_norm, from, states, to + m.inner());
+        NormPart(selection.c_norm, from + states, states, to + m.inner() + states);
+        NormPart(selection.dt_norm, from + 2 * states, selection.dt_rank,
+                 low_rank + t * selection.dt_rank);
+      }
+    });
+    // Always with f32 activations: it is a small matrix, and what comes of it goes through two
+    // exponentials into everything the state remembers.
+    const LoadedMatrix& dt_proj = weights_.matrix(selection.dt_proj.weight);
+    input_.Prepare(low_rank, selection.dt_rank, rows(), InputNorm{}, dt_proj, false, pool_);
+    MatmulJob job;
+    job.matrix = &dt_proj;
+    job.input = &input_;
+    job.output.data = dt_.Get(static_cast<size_t>(rows() * m.heads));
+    job.output.stride = m.heads;
+    job.output.bias = Vector(selection.dt_proj.bias);
+    RunMatmuls({&job, 1}, pool_, matmul_scratch_);
+    const Mamba2Weights weights = WeightsOf(m);
+    float* steps = steps_.Get(static_cast<size_t>(rows() * 2 * m.heads));
+    mamba2_runs_.clear();
+    for (const Span& span : spans_) {
+      Mamba2Run run;
+      run.tokens = span.tokens;
+      run.projected_stride = Width(op.projected);
+      run.projected = Values(op.projected) + span.row * run.projected_stride;
+      run.dt = dt_.data() + span.row * m.heads;
+      run.dt_stride = m.heads;
+      run.state = state_.Recurrent(span.sequence, op.ssm_state);
+      run.convolved = x_b_c + span.row * m.scan_channels();
+      run.steps = steps + span.row * 2 * m.heads;
+      run.output_stride = Width(op.output);
+      run.output = Values(op.output) + span.row * run.output_stride;
+      mamba2_runs_.push_back(run);
+      Mamba2Steps(weights, run, 0, run.tokens);
+    }
+    ScanHeads(weights);
+  }
+
+  // A part of a row, through its norm if it has one.
+  void NormPart(const std::optional<RmsNorm>& norm, const float* from, int64_t size,
+                float* to) const {
+    if (norm) {
+      RmsNormRow(from, Vector(norm->weight), size, norm->groups, norm->eps, to);
+    } else {
+      std::copy(from, from + size, to);
+    }
+  }
+
+  void Run(const NormAddOp& op) {
+    const int64_t width = Width(op.input);
+    const float* x = Values(op.input);
+    float* out = Values(op.output);
+    float* normed = normed_.Get(static_cast<size_t>(rows() * width));
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        RmsNormRow(x + t * width, Vector(op.norm.weight), width, op.norm.groups, op.norm.eps,
+                   normed + t * width);
+        AddScaledRow(normed + t * width, op.scale, width, out + t * width);
+      }
+    });
+  }
+
+  void Run(const CausalConvOp& op) {
+    const CausalConvWeights weights{&op, Vector(op.weight), Vector(op.bias)};
+    // Blocks of channels of every sequence. For a token or two the arithmetic is over before
+    // another thread has begun.
+    const int64_t blocks = (op.channels + kChannelBlock - 1) / kChannelBlock;
+    const int64_t tasks = static_cast<int64_t>(spans_.size()) * blocks;
+    pool_.ParallelFor(tasks, rows() >= 4 ? 1 : tasks, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Span& span = spans_[static_cast<size_t>(i / blocks)];
+        CausalConvRun run;
+        run.tokens = span.tokens;
+        run.input_stride = Width(op.input);
+        run.input = Values(op.input) + span.row * run.input_stride;
+        run.window = state_.Recurrent(span.sequence, op.conv_state);
+        run.output_stride = Width(op.output);
+        run.output = Values(op.output) + span.row * run.output_stride;
+        const int64_t channel = i % blocks * kChannelBlock;
+        CausalConv(weights, run, channel, std::min(channel + kChannelBlock, op.channels));
+      }
+    });
   }
 
   void Run(const AttentionOp& op) {
@@ -408,6 +518,9 @@ class CpuExecutor : public HostExecutor {
   Scratch<float> convolved_;
   Scratch<float> steps_;
   std::vector<Mamba2Run> mamba2_runs_;
+  Scratch<float> low_rank_;
+  Scratch<float> dt_;
+  Scratch<float> normed_;
   Scratch<float> router_scores_;
   std::vector<RopeCache> ropes_;
   MoeRunner moe_;

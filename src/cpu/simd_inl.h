@@ -47,6 +47,19 @@ HWY_INLINE void StoreFirst(VF value, float* to, size_t count) {
   std::memcpy(to, lanes, count * sizeof(float));
 }
 
+// kLanes channels, or the first `count` when the row ends.
+HWY_INLINE VF LoadChannels(const float* from, int64_t count) {
+  return count >= static_cast<int64_t>(kLanes) ? hn::LoadU(DF(), from)
+                                               : LoadFirst(from, static_cast<size_t>(count));
+}
+HWY_INLINE void StoreChannels(VF value, float* to, int64_t count) {
+  if (count >= static_cast<int64_t>(kLanes)) {
+    hn::StoreU(value, DF(), to);
+  } else {
+    StoreFirst(value, to, static_cast<size_t>(count));
+  }
+}
+
 HWY_INLINE float SumLanes(VF value) { return hn::GetLane(hn::SumOfLanes(DF(), value)); }
 HWY_INLINE float MaxLane(VF value) { return hn::GetLane(hn::MaxOfLanes(DF(), value)); }
 

@@ -85,10 +85,11 @@ class Lowering {
     AddOp(prefix + "qkv", block_->layer, Projection(mixer.qkv, Epilogue::kStore, qkv));
     AddOp(prefix + "attend", block_->layer,
           AttentionOp{mixer, qkv, attended, program_.layout.FindKv(block_index_, mixer_index_)});
-    AddToResidual(prefix + "o_proj", attended, std::nullopt, mixer.output);
+    AddToResidual(prefix, "o_proj", attended, std::nullopt, mixer.output);
   }
 
   void Lower(const Mamba2& mixer) {
+    if (mixer.selection) return LowerSelected(mixer);
     const std::string prefix = Prefix("mamba2");
     const BufferId projected = TakeBuffer("mamba2.in_proj", mixer.in_proj_rows());
     const BufferId scanned = TakeBuffer("mamba2.scan", mixer.inner());
@@ -98,7 +99,58 @@ class Lowering {
           Mamba2Op{mixer, projected, scanned,
                    program_.layout.FindRecurrent(block_index_, mixer_index_, "conv"),
                    program_.layout.FindRecurrent(block_index_, mixer_index_, "ssm")});
-    AddToResidual(prefix + "out_proj", scanned, mixer.gated_norm, mixer.out_proj);
+    AddToResidual(prefix, "out_proj", scanned, mixer.gated_norm, mixer.out_proj);
+  }
+
+  void LowerSelected(const Mamba2& mixer) {
+    const std::string prefix = Prefix("mamba2");
+    const BufferId projected = TakeBuffer("mamba2.in_proj", mixer.in_proj_rows());
+    const BufferId convolved = TakeBuffer("mamba2.conv", mixer.inner());
+    const BufferId selected = TakeBuffer("mamba2.selection", mixer.selection_rows());
+    const BufferId scanned = TakeBuffer("mamba2.scan", mixer.inner());
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, projected));
+    CausalConvOp conv;
+    conv.channels = mixer.inner();
+    conv.d_conv = mixer.d_conv;
+    conv.weight = mixer.conv_weight;
+    conv.bias = mixer.conv_bias;
+    conv.x = mixer.inner();
+    conv.silu = true;
+    conv.input = projected;
+    conv.output = convolved;
+    conv.conv_state = program_.layout.FindRecurrent(block_index_, mixer_index_, "conv");
+    AddOp(prefix + "conv", block_->layer, conv);
+    LinearOp select;
+    select.input = convolved;
+    select.linear = mixer.selection->proj;
+    select.output = selected;
+    AddOp(prefix + "selection", block_->layer, std::move(select));
+    AddOp(prefix + "scan", block_->layer,
+          Mamba2SelectedOp{mixer, projected, convolved, selected, scanned,
+                           program_.layout.FindRecurrent(block_index_, mixer_index_, "ssm")});
+    AddToResidual(prefix, "out_proj", scanned, mixer.gated_norm, mixer.out_proj);
+  }
+
+  void Lower(const ShortConv& mixer) {
+    const std::string prefix = Prefix("short_conv");
+    const BufferId projected = TakeBuffer("short_conv.in_proj", 3 * mixer.channels);
+    const BufferId convolved = TakeBuffer("short_conv.conv", mixer.channels);
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, projected));
+    CausalConvOp conv;
+    conv.channels = mixer.channels;
+    conv.d_conv = mixer.d_conv;
+    conv.weight = mixer.conv_weight;
+    conv.bias = mixer.conv_bias;
+    conv.gate_before = 0;
+    conv.gate_after = mixer.channels;
+    conv.x = 2 * mixer.channels;
+    conv.input = projected;
+    conv.output = convolved;
+    conv.conv_state = program_.layout.FindRecurrent(block_index_, mixer_index_, "conv");
+    AddOp(prefix + "conv", block_->layer, conv);
+    AddToResidual(prefix, "out_proj", convolved, std::nullopt, mixer.out_proj);
   }
 
   void Lower(const DenseMlp& mixer) {
@@ -106,7 +158,7 @@ class Lowering {
     const BufferId activated = TakeBuffer("mlp.gate_up", mixer.intermediate);
     AddOp(prefix + "gate_up", block_->layer,
           Projection(mixer.gate_up, Epilogue::kSiluMul, activated));
-    AddToResidual(prefix + "down", activated, std::nullopt, mixer.down);
+    AddToResidual(prefix, "down", activated, std::nullopt, mixer.down);
   }
 
   void Lower(const MoeMlp& mixer) {
@@ -128,11 +180,25 @@ class Lowering {
     return LinearOp{program_.residual, block_->pre_norm, linear, epilogue, 1.0f, output, false};
   }
 
-  void AddToResidual(const std::string& name, BufferId input, const std::optional<RmsNorm>& norm,
-                     const Linear& linear) {
-    additions_.push_back({name, block_->layer,
-                          LinearOp{input, norm, linear, Epilogue::kAdd, block_->residual_scale,
-                                   program_.residual, false}});
+  // The last projection of a mixer, `prefix` + `name`: added to x, or when the block has a post_norm
+  // kept for it.
+  void AddToResidual(const std::string& prefix, const char* name, BufferId input,
+                     const std::optional<RmsNorm>& norm, const Linear& linear) {
+    LinearOp op;
+    op.input = input;
+    op.norm = norm;
+    op.linear = linear;
+    if (!block_->post_norm) {
+      op.epilogue = Epilogue::kAdd;
+      op.scale = block_->residual_scale;
+      op.output = program_.residual;
+      additions_.push_back({prefix + name, block_->layer, std::move(op)});
+      return;
+    }
+    op.output = TakeBuffer("post_norm", program_.plan->hidden);
+    const NormAddOp add{op.output, *block_->post_norm, block_->residual_scale, program_.residual};
+    additions_.push_back({prefix + name, block_->layer, std::move(op)});
+    additions_.push_back({prefix + "post_norm", block_->layer, add});
   }
 
   // "layers.3.mlp.", or "layers.3.mlp_2." for the layer's second mixer of that kind.
