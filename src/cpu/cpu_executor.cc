@@ -1,6 +1,7 @@
 #include "cpu/cpu_executor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/error.h"
@@ -172,6 +173,8 @@ class CpuExecutor : public HostExecutor {
   void Run(const LinearOp& op) {
     const LoadedMatrix& matrix = weights_.matrix(op.linear.weight);
     const float* x = Values(op.input);
+    const bool gated = op.epilogue == Epilogue::kGated;
+    const bool activates = gated || op.epilogue == Epilogue::kActivate;
     int64_t tokens = rows();
     MatmulJob job;
     job.matrix = &matrix;
@@ -184,7 +187,7 @@ class CpuExecutor : public HostExecutor {
       tokens = static_cast<int64_t>(logits_rows_.size());
       x = GatherRows(x, matrix.cols);
       job.output.data = logits_.data() + logits_count_ * matrix.rows;
-    } else if (op.epilogue == Epilogue::kSiluMul) {
+    } else if (activates) {
       job.output.data = gate_up_.Get(static_cast<size_t>(tokens * matrix.rows));
       job.output.scale = 1;
     } else {
@@ -193,13 +196,18 @@ class CpuExecutor : public HostExecutor {
     if (tokens == 0) return;
     input_.Prepare(x, matrix.cols, tokens, Norm(op.norm), matrix, quantize_, pool_);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
-    if (op.epilogue == Epilogue::kSiluMul) {
-      const int64_t width = matrix.rows / 2;
+    if (activates) {
+      const int64_t width = gated ? matrix.rows / 2 : matrix.rows;
       float* out = Values(op.output);
+      const float* row_gate = op.row_gate == kNoId ? nullptr : Values(op.row_gate);
       pool_.ParallelFor(tokens, 4, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t) {
           const float* gate = gate_up_.data() + t * matrix.rows;
-          SiluMulRow(gate, gate + width, width, out + t * width);
+          float* to = out + t * width;
+          ActivateRow(op.activation, gate, gated ? gate + width : nullptr, width, to);
+          if (row_gate == nullptr) continue;
+          const float factor = 1.0f / (1.0f + std::exp(-row_gate[t]));
+          for (int64_t k = 0; k < width; ++k) to[k] *= factor;
         }
       });
     }
@@ -378,7 +386,14 @@ class CpuExecutor : public HostExecutor {
     const int64_t kv_width = m.kv_heads * m.head_dim;
     const int64_t stride = Width(op.input);
     const int64_t page_positions = state_.layout().page_positions;
-    const RopeTable rope = m.rope ? FilledRope(*m.rope) : RopeTable{};
+    RopeTable rope = m.rope ? FilledRope(*m.rope) : RopeTable{};
+    const float* qk = Values(op.input);
+    int64_t qk_stride = stride;
+    if (m.q_norm || m.k_norm) {
+      qk = NormedHeads(m, rope, qk, stride);
+      qk_stride = q_width + kv_width;
+      if (m.qk_norm_after_rope) rope = {};
+    }
     // Pages of all sequences, then tasks of all sequences.
     struct Task {
       size_t run;
@@ -399,8 +414,8 @@ class CpuExecutor : public HostExecutor {
       }
       AttentionRun& run = runs[s];
       run.mixer = &m;
-      run.qkv = Values(op.input) + span.row * stride;
-      run.qkv_stride = stride;
+      run.q = qk + span.row * qk_stride;
+      run.q_stride = qk_stride;
       run.output_stride = Width(op.output);
       run.output = Values(op.output) + span.row * run.output_stride;
       run.first_position = span.position;
@@ -416,14 +431,14 @@ class CpuExecutor : public HostExecutor {
       }
       // Appending is a copy of a few kilobytes per token.
       for (int64_t t = 0; t < span.tokens; ++t) {
-        const float* k = run.qkv + t * stride + q_width;
+        const float* k = run.q + t * qk_stride + q_width;
+        const float* v = Values(op.input) + (span.row + t) * stride + q_width + kv_width;
         const auto page = static_cast<size_t>((span.position + t) / page_positions);
         const int64_t at = (span.position + t) % page_positions * kv_width;
         const bool rotates = rope.values != nullptr;
         RotateHeads(k, m.kv_heads, m.head_dim, rotates ? run.rope.Row(t) : nullptr,
                     rotates ? rope.rotary_dim : 0, keys[s][page] + at);
-        std::memcpy(values[s][page] + at, k + kv_width,
-                    static_cast<size_t>(kv_width) * sizeof(float));
+        std::memcpy(values[s][page] + at, v, static_cast<size_t>(kv_width) * sizeof(float));
       }
     }
     pool_.ParallelFor(static_cast<int64_t>(tasks.size()), 1,
@@ -436,6 +451,34 @@ class CpuExecutor : public HostExecutor {
                       });
   }
 
+  // q | k of all rows after their norms (and, when that comes first, the rotation).
+  const float* NormedHeads(const Attention& m, const RopeTable& rope, const float* qkv,
+                           int64_t stride) {
+    const int64_t width = (m.heads + m.kv_heads) * m.head_dim;
+    const int64_t rotary_dim = m.qk_norm_after_rope ? rope.rotary_dim : 0;
+    float* normed = normed_heads_.Get(static_cast<size_t>(rows() * width));
+    pool_.ParallelFor(rows(), 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        float* q = normed + t * width;
+        RotateHeads(qkv + t * stride, m.heads + m.kv_heads, m.head_dim,
+                    rotary_dim > 0 ? rope.Row(t) : nullptr, rotary_dim, q);
+        NormHeads(m.q_norm, m.heads * m.head_dim, q);
+        NormHeads(m.k_norm, m.kv_heads * m.head_dim, q + m.heads * m.head_dim);
+      }
+    });
+    return normed;
+  }
+
+  // One weight for every head alone, or one for all together (plan.h).
+  void NormHeads(const std::optional<RmsNorm>& norm, int64_t width, float* x) const {
+    if (!norm) return;
+    const auto size =
+        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm->weight)].size());
+    for (int64_t begin = 0; begin < width; begin += size) {
+      RmsNormRow(x + begin, Vector(norm->weight), size, norm->groups, norm->eps, x + begin);
+    }
+  }
+
   void Run(const RouterOp& op) {
     const LoadedMatrix& matrix = weights_.matrix(op.router.weight);
     // Always with f32 activations: it is a small matrix, and a choice is not a matter of degree.
@@ -443,13 +486,16 @@ class CpuExecutor : public HostExecutor {
     MatmulJob job;
     job.matrix = &matrix;
     job.input = &input_;
-    job.output.data = router_scores_.Get(static_cast<size_t>(rows() * op.experts));
+    // Behind the scores, room for one row of choice scores.
+    job.output.data = router_scores_.Get(static_cast<size_t>((rows() + 1) * op.experts));
     job.output.stride = op.experts;
     job.output.bias = Vector(op.router.bias);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
     float* out = Values(op.output);
     for (int64_t t = 0; t < rows(); ++t) {
-      ChooseExperts(job.output.data + t * op.experts, op.experts, op.top_k, out + t * 2 * op.top_k);
+      ChooseExperts(op.routing, Vector(op.routing.choice_bias), job.output.data + t * op.experts,
+                    op.experts, op.top_k, job.output.data + rows() * op.experts,
+                    out + t * 2 * op.top_k);
     }
   }
 
@@ -515,6 +561,7 @@ class CpuExecutor : public HostExecutor {
   std::vector<Scratch<float>> attention_scratch_;  // per thread
   Scratch<float> gathered_;
   Scratch<float> gate_up_;
+  Scratch<float> normed_heads_;
   Scratch<float> convolved_;
   Scratch<float> steps_;
   std::vector<Mamba2Run> mamba2_runs_;

@@ -60,4 +60,18 @@ std::string MixerName(const Mixer& mixer) {
   return std::visit(Namer{}, mixer);
 }
 
+std::string ActivationName(Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return "silu";
+    case Activation::kGelu:
+      return "gelu";
+    case Activation::kGeluTanh:
+      return "gelu_tanh";
+    case Activation::kRelu2:
+      return "relu2";
+  }
+  return "unknown";
+}
+
 }  // namespace adder

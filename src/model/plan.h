@@ -89,7 +89,12 @@ struct RmsNorm {
   bool operator==(const RmsNorm&) const = default;
 };
 
-enum class Activation { kSilu };
+enum class Activation {
+  kSilu,      // x sigmoid(x)
+  kGelu,      // x Phi(x), Phi being the normal distribution's cumulative function
+  kGeluTanh,  // its approximation x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))
+  kRelu2,     // max(x, 0)^2
+};
 
 // Rotary position embedding of the first `rotary_dim` elements of each head, in the half-split
 // form: element i pairs with i + rotary_dim / 2. inverse_frequencies has rotary_dim / 2 entries
@@ -109,6 +114,11 @@ struct Attention {
   int64_t head_dim = 0;
   float scale = 0;  // multiplies q . k
   std::optional<Rope> rope;
+  // Norms of q and of k. A weight of head_dim elements norms every head alone, one of all heads'
+  // elements norms them together (in `groups` parts).
+  std::optional<RmsNorm> q_norm;
+  std::optional<RmsNorm> k_norm;
+  bool qk_norm_after_rope = false;  // else the norms come before the rotation
   Linear qkv;
   Linear output;
 };
@@ -177,23 +187,54 @@ struct ShortConv {
   Linear out_proj;
 };
 
-// down(act(gate x) * up x). gate_up rows: gate [intermediate] | up [intermediate].
+// down(act(gate x) * up x). gate_up rows: gate [intermediate] | up [intermediate]. Not `gated`:
+// down(act(up x)), gate_up rows being up [intermediate] alone.
 struct DenseMlp {
   int64_t intermediate = 0;
   Activation activation = Activation::kSilu;
+  bool gated = true;
   Linear gate_up;
   Linear down;
+  // [1, hidden], optional: the output is multiplied by sigmoid(output_gate x). `down` then has no
+  // bias.
+  Linear output_gate;
 };
 
-// Sparse mixture of expert MLPs. Chosen: the top_k largest router logits (ties: lower index). Their
-// weights: softmax over the chosen logits.
+enum class RouterScores { kSoftmax, kSigmoid };
+
+// How a router chooses experts and weighs them. Scores: softmax over all experts' logits, or the
+// sigmoid of each. Chosen: the top_k largest of score + choice_bias (ties: lower index). When
+// top_groups < groups, the experts lie in `groups` equal groups, a group counts by the sum of its
+// two largest score + choice_bias (ties: lower index), and outside of the top_groups best groups
+// score + choice_bias is replaced by 0. Weights: scale * score, without the bias, with `normalize`
+// divided by normalize_eps + the sum of the chosen scores.
+struct Routing {
+  RouterScores scores = RouterScores::kSoftmax;
+  VectorId choice_bias = kNoId;  // [experts], optional
+  int64_t groups = 1;
+  int64_t top_groups = 1;
+  bool normalize = true;
+  float normalize_eps = 0;
+  float scale = 1;
+
+  // Whether it is the common rule: the largest logits, weighed by softmax over the chosen.
+  bool plain() const {
+    return scores == RouterScores::kSoftmax && choice_bias == kNoId && groups == top_groups &&
+           normalize && normalize_eps == 0 && scale == 1;
+  }
+};
+
+// Sparse mixture of expert MLPs; `gated` as in DenseMlp. Experts that every token uses are a
+// DenseMlp beside it.
 struct MoeMlp {
   int64_t experts = 0;
   int64_t top_k = 0;
   int64_t intermediate = 0;
   Activation activation = Activation::kSilu;
-  Linear router;                  // [experts, hidden]
-  std::vector<MatrixId> gate_up;  // per expert, rows gate | up
+  bool gated = true;
+  Linear router;  // [experts, hidden]
+  Routing routing;
+  std::vector<MatrixId> gate_up;  // per expert, rows gate | up, or up alone
   std::vector<MatrixId> down;     // per expert
 };
 
@@ -248,6 +289,9 @@ int64_t ParameterCount(const Plan& plan);
 
 // "Mamba2", "Attention", "ShortConv", "DenseMlp", "MoeMlp".
 std::string MixerName(const Mixer& mixer);
+
+// "silu", "gelu", "gelu_tanh", "relu2".
+std::string ActivationName(Activation activation);
 
 // A text for people: one line per block with every field.
 std::string PlanString(const Plan& plan);

@@ -48,12 +48,20 @@ class PlanPrinter {
   static std::string NormText(const std::optional<RmsNorm>& norm) {
     return norm ? NormText(*norm) : std::string("none");
   }
-  static std::string ActivationText(Activation activation) {
-    switch (activation) {
-      case Activation::kSilu:
-        return "silu";
+  static std::string ActivationText(Activation activation, bool gated) {
+    return ActivationName(activation) + (gated ? "" : " ungated");
+  }
+
+  // Nothing for the common rule.
+  static std::string RoutingText(const Routing& routing) {
+    if (routing.plain()) return "";
+    std::string text = routing.scores == RouterScores::kSigmoid ? "(sigmoid" : "(softmax";
+    if (routing.choice_bias != kNoId) text += ",choice_bias";
+    if (routing.top_groups < routing.groups) {
+      text += Concat(",groups=", routing.top_groups, "/", routing.groups);
     }
-    return "unknown";
+    if (routing.normalize) text += Concat(",normalize(eps=", routing.normalize_eps, ")");
+    return text + Concat(",scale=", routing.scale, ")");
   }
 
   void PrintBlock(size_t index) {
@@ -79,6 +87,9 @@ class PlanPrinter {
     } else {
       out_ << "none";
     }
+    if (mixer.q_norm) out_ << " q_norm=" << NormText(*mixer.q_norm);
+    if (mixer.k_norm) out_ << " k_norm=" << NormText(*mixer.k_norm);
+    if (mixer.qk_norm_after_rope) out_ << " qk_norm_after_rope";
     out_ << " qkv=" << LinearText(mixer.qkv) << " output=" << LinearText(mixer.output);
   }
 
@@ -106,15 +117,18 @@ class PlanPrinter {
 
   void Print(const DenseMlp& mixer) {
     out_ << "intermediate=" << mixer.intermediate
-         << " activation=" << ActivationText(mixer.activation)
+         << " activation=" << ActivationText(mixer.activation, mixer.gated)
          << " gate_up=" << LinearText(mixer.gate_up) << " down=" << LinearText(mixer.down);
+    if (mixer.output_gate.weight != kNoId) {
+      out_ << " output_gate=" << LinearText(mixer.output_gate);
+    }
   }
 
   void Print(const MoeMlp& mixer) {
     out_ << "experts=" << mixer.experts << " top_k=" << mixer.top_k
          << " intermediate=" << mixer.intermediate
-         << " activation=" << ActivationText(mixer.activation)
-         << " router=" << LinearText(mixer.router)
+         << " activation=" << ActivationText(mixer.activation, mixer.gated)
+         << " router=" << LinearText(mixer.router) << RoutingText(mixer.routing)
          << " gate_up=" << MatrixText(mixer.gate_up.empty() ? kNoId : mixer.gate_up[0])
          << " down=" << MatrixText(mixer.down.empty() ? kNoId : mixer.down[0]);
   }

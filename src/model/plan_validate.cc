@@ -211,6 +211,11 @@ class Validator {
         Finite("rope inverse_frequencies", frequency);
       }
     }
+    if (mixer.q_norm) CheckHeadNorm("q_norm", *mixer.q_norm, mixer.head_dim, mixer.heads);
+    if (mixer.k_norm) CheckHeadNorm("k_norm", *mixer.k_norm, mixer.head_dim, mixer.kv_heads);
+    if (mixer.qk_norm_after_rope && !mixer.rope) {
+      Fail(where_, "qk_norm_after_rope is set, but there is no rope.");
+    }
     CheckLinear("qkv", mixer.qkv, (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim,
                 plan_.hidden);
     CheckLinear("output", mixer.output, plan_.hidden, mixer.heads * mixer.head_dim);
@@ -267,10 +272,39 @@ class Validator {
     CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.channels);
   }
 
+  // A norm of all heads together, or of each head alone with one weight for all.
+  void CheckHeadNorm(const char* field, const RmsNorm& norm, int64_t head_dim, int64_t heads) {
+    const bool known = norm.weight >= 0 && norm.weight < static_cast<int64_t>(plan_.vectors.size());
+    const bool each = known && VectorSize(plan_.vectors[norm.weight]) == head_dim;
+    CheckNorm(field, norm, each ? head_dim : heads * head_dim);
+  }
+
   void Check(const DenseMlp& mixer) {
     Range("intermediate", mixer.intermediate, 1, kMaxSize);
-    CheckLinear("gate_up", mixer.gate_up, 2 * mixer.intermediate, plan_.hidden);
+    const int64_t rows = mixer.gated ? 2 * mixer.intermediate : mixer.intermediate;
+    CheckLinear("gate_up", mixer.gate_up, rows, plan_.hidden);
     CheckLinear("down", mixer.down, plan_.hidden, mixer.intermediate);
+    if (mixer.output_gate.weight == kNoId) return;
+    CheckLinear("output_gate", mixer.output_gate, 1, plan_.hidden);
+    if (mixer.down.bias != kNoId)
+      Fail(where_, "down has a bias, which output_gate does not allow.");
+  }
+
+  void CheckRouting(const Routing& routing, int64_t experts, int64_t top_k) {
+    if (routing.choice_bias != kNoId) CheckVector("choice_bias", routing.choice_bias, experts);
+    Range("routing groups", routing.groups, 1, experts);
+    Range("routing top_groups", routing.top_groups, 1, routing.groups);
+    Divides("experts", experts, "routing groups", routing.groups);
+    if (routing.top_groups < routing.groups) {
+      Range("experts of a routing group", experts / routing.groups, 2, experts);
+      Range("top_k", top_k, 1, routing.top_groups * (experts / routing.groups));
+    }
+    Finite("routing scale", routing.scale);
+    // Written so that NaN fails.
+    if (!(routing.normalize_eps >= 0) || !std::isfinite(routing.normalize_eps)) {
+      Fail(where_, "routing normalize_eps is ", routing.normalize_eps,
+           ", it should be a number of at least 0.");
+    }
   }
 
   void Check(const MoeMlp& mixer) {
@@ -280,12 +314,14 @@ class Validator {
     Range("top_k", mixer.top_k, 1, mixer.experts);
     Range("intermediate", mixer.intermediate, 1, kMaxSize);
     CheckLinear("router", mixer.router, mixer.experts, plan_.hidden);
+    CheckRouting(mixer.routing, mixer.experts, mixer.top_k);
+    const int64_t rows = mixer.gated ? 2 * mixer.intermediate : mixer.intermediate;
     Equal("number of gate_up matrices", static_cast<int64_t>(mixer.gate_up.size()), "experts",
           mixer.experts);
     Equal("number of down matrices", static_cast<int64_t>(mixer.down.size()), "experts",
           mixer.experts);
     for (int64_t expert = 0; expert < mixer.experts; ++expert) {
-      CheckMatrix("gate_up", mixer.gate_up[expert], 2 * mixer.intermediate, plan_.hidden);
+      CheckMatrix("gate_up", mixer.gate_up[expert], rows, plan_.hidden);
       CheckMatrix("down", mixer.down[expert], plan_.hidden, mixer.intermediate);
     }
   }

@@ -69,12 +69,13 @@ class Costing {
     const int64_t longer = work_.sequences > 0 ? work_.tokens % work_.sequences : 0;
     const int64_t each = work_.sequences > 0 ? work_.tokens / work_.sequences : 0;
     const int64_t pairs = longer * attended(each + 1) + (work_.sequences - longer) * attended(each);
-    return {0, (work_.sequences * work_.context + work_.tokens) * position_bytes,
+    return {NormBytes(a.q_norm) + NormBytes(a.k_norm),
+            (work_.sequences * work_.context + work_.tokens) * position_bytes,
             4 * a.heads * a.head_dim * pairs};
   }
 
   OpCost operator()(const RouterOp& op) const {
-    return {LinearBytes(op.router) + NormBytes(op.norm), 0,
+    return {LinearBytes(op.router) + VectorBytes(op.routing.choice_bias) + NormBytes(op.norm), 0,
             work_.tokens * MatrixFlops(op.router.weight)};
   }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
+#include <numeric>
 
 #include "core/error.h"
 #include "program/batch_checks.h"
@@ -11,6 +13,25 @@ namespace adder {
 namespace {
 
 double Silu(double x) { return x / (1.0 + std::exp(-x)); }
+
+double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+double Activate(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kSilu:
+      return Silu(x);
+    case Activation::kGelu:
+      return x * 0.5 * std::erfc(-x / std::numbers::sqrt2);
+    case Activation::kGeluTanh:
+      // sqrt(2 / pi) = (2 / sqrt(pi)) / sqrt(2)
+      return 0.5 * x *
+             (1.0 + std::tanh(2.0 * std::numbers::inv_sqrtpi / std::numbers::sqrt2 *
+                              (x + 0.044715 * x * x * x)));
+    case Activation::kRelu2:
+      return x > 0 ? x * x : 0.0;
+  }
+  return x;
+}
 
 // log(1 + e^x). Above the threshold the result is x to f32 rounding; the references switch there.
 double Softplus(double x) { return x > 20.0 ? x : std::log1p(std::exp(x)); }
@@ -171,6 +192,7 @@ class Interpreter : public HostExecutor {
       const std::vector<double>& y = results[i];
       float* out = RowOf(op.output, i);
       const auto width = static_cast<size_t>(Width(op.output));
+      const double gate = op.row_gate == kNoId ? 1.0 : Sigmoid(RowOf(op.row_gate, i)[0]);
       for (size_t r = 0; r < width; ++r) {
         switch (op.epilogue) {
           case Epilogue::kStore:
@@ -179,8 +201,11 @@ class Interpreter : public HostExecutor {
           case Epilogue::kAdd:
             out[r] = static_cast<float>(out[r] + op.scale * y[r]);
             break;
-          case Epilogue::kSiluMul:
-            out[r] = static_cast<float>(Silu(y[r]) * y[width + r]);
+          case Epilogue::kGated:
+            out[r] = static_cast<float>(gate * Activate(op.activation, y[r]) * y[width + r]);
+            break;
+          case Epilogue::kActivate:
+            out[r] = static_cast<float>(gate * Activate(op.activation, y[r]));
             break;
         }
       }
@@ -310,12 +335,14 @@ class Interpreter : public HostExecutor {
     for (size_t i = 0; i < rows_.size(); ++i) {
       const Row& row = rows_[i];
       std::vector<float> qkv(RowOf(op.input, i), RowOf(op.input, i) + q_width + 2 * kv_width);
+      if (!a.qk_norm_after_rope) NormHeads(a, qkv.data());
       // q and k lie side by side: their heads are rotated alike.
       if (a.rope) {
         for (int64_t head = 0; head < a.heads + a.kv_heads; ++head) {
           Rotate(*a.rope, row.position, qkv.data() + head * a.head_dim);
         }
       }
+      if (a.qk_norm_after_rope) NormHeads(a, qkv.data());
       const int64_t page = row.position / page_positions;
       const int64_t slot = row.position % page_positions;
       const float* k = qkv.data() + q_width;
@@ -325,6 +352,27 @@ class Interpreter : public HostExecutor {
       for (int64_t head = 0; head < a.heads; ++head) {
         AttendHead(op, row, head, qkv.data() + head * a.head_dim,
                    RowOf(op.output, i) + head * a.head_dim);
+      }
+    }
+  }
+
+  // The norms of q [heads * head_dim] and of k behind it, in place.
+  void NormHeads(const Attention& a, float* q) const {
+    if (a.q_norm) NormHeads(*a.q_norm, a.heads, a.head_dim, q);
+    if (a.k_norm) NormHeads(*a.k_norm, a.kv_heads, a.head_dim, q + a.heads * a.head_dim);
+  }
+  void NormHeads(const RmsNorm& norm, int64_t heads, int64_t head_dim, float* x) const {
+    const auto width =
+        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size());
+    const int64_t part = width / norm.groups;
+    for (int64_t begin = 0; begin < heads * head_dim; begin += part) {
+      double squares = 0;
+      for (int64_t i = 0; i < part; ++i)
+        squares += static_cast<double>(x[begin + i]) * x[begin + i];
+      const double factor = 1.0 / std::sqrt(squares / static_cast<double>(part) + norm.eps);
+      for (int64_t i = 0; i < part; ++i) {
+        x[begin + i] =
+            static_cast<float>(x[begin + i] * factor * Vector(norm.weight)[(begin + i) % width]);
       }
     }
   }
@@ -379,26 +427,52 @@ class Interpreter : public HostExecutor {
     for (double& value : values) value /= sum;
   }
 
+  // Indices of the `count` largest, largest first; of equals the lower index first.
+  static std::vector<size_t> Largest(const std::vector<double>& values, int64_t count) {
+    std::vector<size_t> order(values.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return values[a] > values[b]; });
+    order.resize(static_cast<size_t>(count));
+    return order;
+  }
+
+  // What the choice of experts goes by.
+  std::vector<double> ChoiceScores(const Routing& routing, std::vector<double> scores) const {
+    if (routing.choice_bias != kNoId) {
+      for (size_t e = 0; e < scores.size(); ++e) scores[e] += Vector(routing.choice_bias)[e];
+    }
+    if (routing.top_groups == routing.groups) return scores;
+    const size_t size = scores.size() / static_cast<size_t>(routing.groups);
+    std::vector<double> group_scores;
+    for (size_t begin = 0; begin < scores.size(); begin += size) {
+      std::vector<double> group(scores.begin() + static_cast<std::ptrdiff_t>(begin),
+                                scores.begin() + static_cast<std::ptrdiff_t>(begin + size));
+      std::sort(group.rbegin(), group.rend());
+      group_scores.push_back(group[0] + group[1]);
+    }
+    const std::vector<size_t> kept = Largest(group_scores, routing.top_groups);
+    for (size_t e = 0; e < scores.size(); ++e) {
+      if (std::find(kept.begin(), kept.end(), e / size) == kept.end()) scores[e] = 0;
+    }
+    return scores;
+  }
+
   void Run(const RouterOp& op) {
     for (size_t i = 0; i < rows_.size(); ++i) {
-      const std::vector<double> scores =
-          Apply(op.router, {NormalizedRow(op.input, i, op.norm)}).front();
-      std::vector<size_t> chosen;
-      std::vector<double> weights;
-      for (int64_t j = 0; j < op.top_k; ++j) {
-        // The largest not yet chosen; of equals the first.
-        size_t best = scores.size();
-        for (size_t e = 0; e < scores.size(); ++e) {
-          const bool taken = std::find(chosen.begin(), chosen.end(), e) != chosen.end();
-          if (!taken && (best == scores.size() || scores[e] > scores[best])) best = e;
-        }
-        chosen.push_back(best);
-        weights.push_back(scores[best]);
+      std::vector<double> scores = Apply(op.router, {NormalizedRow(op.input, i, op.norm)}).front();
+      if (op.routing.scores == RouterScores::kSigmoid) {
+        std::transform(scores.begin(), scores.end(), scores.begin(), Sigmoid);
+      } else {
+        SoftmaxInPlace(scores);
       }
-      SoftmaxInPlace(weights);
+      const std::vector<size_t> chosen = Largest(ChoiceScores(op.routing, scores), op.top_k);
+      double sum = op.routing.normalize_eps;
+      for (size_t expert : chosen) sum += scores[expert];
       float* out = RowOf(op.output, i);
       for (size_t j = 0; j < chosen.size(); ++j) {
-        out[j] = static_cast<float>(weights[j]);
+        const double weight = scores[chosen[j]] / (op.routing.normalize ? sum : 1.0);
+        out[j] = static_cast<float>(op.routing.scale * weight);
         out[chosen.size() + j] = static_cast<float>(chosen[j]);
       }
     }
@@ -416,7 +490,10 @@ class Interpreter : public HostExecutor {
         const std::vector<double> y = Multiply(matrix, {x}).front();
         float* out = RowOf(op.output, i) + j * op.intermediate;
         const auto width = static_cast<size_t>(op.intermediate);
-        for (size_t r = 0; r < width; ++r) out[r] = static_cast<float>(Silu(y[r]) * y[width + r]);
+        for (size_t r = 0; r < width; ++r) {
+          const double up = op.gated ? y[width + r] : 1.0;
+          out[r] = static_cast<float>(Activate(op.activation, y[r]) * up);
+        }
       }
     }
   }

@@ -55,9 +55,14 @@ class Lowering {
     AddOp("embed", -1, EmbedOp{plan.embedding, plan.embedding_scale, program_.residual});
     for (size_t b = 0; b < plan.blocks.size(); ++b) LowerBlock(static_cast<int>(b));
     program_.logits = AddBuffer("logits", plan.vocab);
-    AddOp("head", -1,
-          LinearOp{program_.residual, plan.final_norm, plan.head, Epilogue::kStore,
-                   plan.logits_scale, program_.logits, /*logits_rows_only=*/true});
+    LinearOp head;
+    head.input = program_.residual;
+    head.norm = plan.final_norm;
+    head.linear = plan.head;
+    head.scale = plan.logits_scale;
+    head.output = program_.logits;
+    head.logits_rows_only = true;
+    AddOp("head", -1, std::move(head));
     return std::move(program_);
   }
 
@@ -110,16 +115,9 @@ class Lowering {
     const BufferId scanned = TakeBuffer("mamba2.scan", mixer.inner());
     AddOp(prefix + "in_proj", block_->layer,
           Projection(mixer.in_proj, Epilogue::kStore, projected));
-    CausalConvOp conv;
-    conv.channels = mixer.inner();
-    conv.d_conv = mixer.d_conv;
-    conv.weight = mixer.conv_weight;
-    conv.bias = mixer.conv_bias;
+    CausalConvOp conv = Conv(mixer, mixer.inner(), projected, convolved);
     conv.x = mixer.inner();
     conv.silu = true;
-    conv.input = projected;
-    conv.output = convolved;
-    conv.conv_state = program_.layout.FindRecurrent(block_index_, mixer_index_, "conv");
     AddOp(prefix + "conv", block_->layer, conv);
     LinearOp select;
     select.input = convolved;
@@ -138,17 +136,10 @@ class Lowering {
     const BufferId convolved = TakeBuffer("short_conv.conv", mixer.channels);
     AddOp(prefix + "in_proj", block_->layer,
           Projection(mixer.in_proj, Epilogue::kStore, projected));
-    CausalConvOp conv;
-    conv.channels = mixer.channels;
-    conv.d_conv = mixer.d_conv;
-    conv.weight = mixer.conv_weight;
-    conv.bias = mixer.conv_bias;
+    CausalConvOp conv = Conv(mixer, mixer.channels, projected, convolved);
     conv.gate_before = 0;
     conv.gate_after = mixer.channels;
     conv.x = 2 * mixer.channels;
-    conv.input = projected;
-    conv.output = convolved;
-    conv.conv_state = program_.layout.FindRecurrent(block_index_, mixer_index_, "conv");
     AddOp(prefix + "conv", block_->layer, conv);
     AddToResidual(prefix, "out_proj", convolved, std::nullopt, mixer.out_proj);
   }
@@ -156,8 +147,15 @@ class Lowering {
   void Lower(const DenseMlp& mixer) {
     const std::string prefix = Prefix("mlp");
     const BufferId activated = TakeBuffer("mlp.gate_up", mixer.intermediate);
-    AddOp(prefix + "gate_up", block_->layer,
-          Projection(mixer.gate_up, Epilogue::kSiluMul, activated));
+    LinearOp gate_up =
+        Projection(mixer.gate_up, mixer.gated ? Epilogue::kGated : Epilogue::kActivate, activated);
+    gate_up.activation = mixer.activation;
+    if (mixer.output_gate.weight != kNoId) {
+      gate_up.row_gate = TakeBuffer("mlp.output_gate", 1);
+      AddOp(prefix + "output_gate", block_->layer,
+            Projection(mixer.output_gate, Epilogue::kStore, gate_up.row_gate));
+    }
+    AddOp(prefix + "gate_up", block_->layer, std::move(gate_up));
     AddToResidual(prefix, "down", activated, std::nullopt, mixer.down);
   }
 
@@ -167,17 +165,38 @@ class Lowering {
     const BufferId activated = TakeBuffer("moe.gate_up", mixer.top_k * mixer.intermediate);
     AddOp(prefix + "router", block_->layer,
           RouterOp{program_.residual, block_->pre_norm, mixer.router, mixer.experts, mixer.top_k,
-                   routing});
+                   mixer.routing, routing});
     AddOp(prefix + "gate_up", block_->layer,
           ExpertGateUpOp{program_.residual, block_->pre_norm, routing, mixer.top_k,
-                         mixer.intermediate, mixer.gate_up, activated});
+                         mixer.intermediate, mixer.activation, mixer.gated, mixer.gate_up,
+                         activated});
     additions_.push_back({prefix + "down", block_->layer,
                           ExpertDownOp{activated, routing, mixer.top_k, mixer.intermediate,
                                        mixer.down, block_->residual_scale, program_.residual}});
   }
 
+  // The convolution of a mixer over the first `channels` columns of `input`.
+  template <class M>
+  CausalConvOp Conv(const M& mixer, int64_t channels, BufferId input, BufferId output) const {
+    CausalConvOp conv;
+    conv.channels = channels;
+    conv.d_conv = mixer.d_conv;
+    conv.weight = mixer.conv_weight;
+    conv.bias = mixer.conv_bias;
+    conv.input = input;
+    conv.output = output;
+    conv.conv_state = program_.layout.FindRecurrent(block_index_, mixer_index_, "conv");
+    return conv;
+  }
+
   LinearOp Projection(const Linear& linear, Epilogue epilogue, BufferId output) const {
-    return LinearOp{program_.residual, block_->pre_norm, linear, epilogue, 1.0f, output, false};
+    LinearOp op;
+    op.input = program_.residual;
+    op.norm = block_->pre_norm;
+    op.linear = linear;
+    op.epilogue = epilogue;
+    op.output = output;
+    return op;
   }
 
   // The last projection of a mixer, `prefix` + `name`: added to x, or when the block has a post_norm

@@ -10,7 +10,7 @@
 //   layers.L.mamba2.in_proj   layers.L.mamba2.scan        layers.L.mamba2.out_proj
 //   layers.L.mamba2.conv      layers.L.mamba2.selection (with a selection)
 //   layers.L.short_conv.in_proj  layers.L.short_conv.conv  layers.L.short_conv.out_proj
-//   layers.L.mlp.gate_up      layers.L.mlp.down
+//   layers.L.mlp.output_gate  layers.L.mlp.gate_up      layers.L.mlp.down
 //   layers.L.mlp.post_norm (of any mixer in a block with a post_norm)
 //   layers.L.moe.router       layers.L.moe.gate_up        layers.L.moe.down
 //   head
@@ -46,12 +46,14 @@ struct EmbedOp {
 };
 
 enum class Epilogue {
-  kStore,    // out = scale * y
-  kAdd,      // out += scale * y
-  kSiluMul,  // y = gate | up: out = silu(gate) * up (scale 1), half as wide
+  kStore,     // out = scale * y
+  kAdd,       // out += scale * y
+  kGated,     // y = gate | up: out = activation(gate) * up (scale 1), half as wide
+  kActivate,  // out = activation(y) (scale 1)
 };
 
-// y = W norm(input) + bias, then the epilogue. `norm` is applied as the input is read.
+// y = W norm(input) + bias, then the epilogue. `norm` is applied as the input is read. With a
+// row_gate (kGated and kActivate only), out is multiplied by sigmoid(row_gate).
 struct LinearOp {
   BufferId input = kNoId;
   std::optional<RmsNorm> norm;
@@ -61,6 +63,8 @@ struct LinearOp {
   BufferId output = kNoId;
   // Only rows whose logits were asked for are computed (the head).
   bool logits_rows_only = false;
+  Activation activation = Activation::kSilu;
+  BufferId row_gate = kNoId;  // optional: [1]
 };
 
 // Everything between in_proj and the gated norm: conv window roll, conv, SiLU, dt, state update, C
@@ -113,7 +117,8 @@ struct CausalConvOp {
   int conv_state = -1;  // index into StateLayout::recurrent: the last d_conv - 1 values of u
 };
 
-// RoPE, KV append, causal attention. input: q | k | v rows; output: [heads * head_dim].
+// Norms of q and k, RoPE, KV append, causal attention. input: q | k | v rows; output: [heads *
+// head_dim].
 struct AttentionOp {
   Attention mixer;
   BufferId input = kNoId;
@@ -122,23 +127,27 @@ struct AttentionOp {
 };
 
 // Chooses experts. output: [2 * top_k]: weights, then expert indices as f32 (exact: experts <
-// 2^24), in order of falling weight.
+// 2^24), in the order of the choice, best first.
 struct RouterOp {
   BufferId input = kNoId;
   std::optional<RmsNorm> norm;
   Linear router;
   int64_t experts = 0;
   int64_t top_k = 0;
+  Routing routing;
   BufferId output = kNoId;
 };
 
-// For each chosen expert j: out[j] = silu(gate) * up of norm(input). output: [top_k, intermediate].
+// For each chosen expert j: out[j] = activation(gate) * up of norm(input), or activation(up) when
+// not gated. output: [top_k, intermediate].
 struct ExpertGateUpOp {
   BufferId input = kNoId;
   std::optional<RmsNorm> norm;
   BufferId routing = kNoId;
   int64_t top_k = 0;
   int64_t intermediate = 0;
+  Activation activation = Activation::kSilu;
+  bool gated = true;
   std::vector<MatrixId> gate_up;
   BufferId output = kNoId;
 };

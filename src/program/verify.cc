@@ -36,8 +36,13 @@ class Verifier {
     const int64_t cols = Read(op.input);
     Norm(op.norm, cols);
     const int64_t rows = LinearRows(op.linear, cols, "weight");
-    if (op.epilogue == Epilogue::kSiluMul && (rows % 2 != 0 || op.scale != 1.0f)) {
-      Bad("gate and up need an even number of rows and scale 1");
+    const bool gated = op.epilogue == Epilogue::kGated;
+    const bool activates = gated || op.epilogue == Epilogue::kActivate;
+    if (gated && rows % 2 != 0) Bad("gate and up need an even number of rows");
+    if (activates && op.scale != 1.0f) Bad("an activation needs scale 1");
+    if (op.row_gate != kNoId) {
+      if (!activates) Bad("only an activation takes a row gate");
+      ReadWidth(op.row_gate, 1);
     }
     if (op.logits_rows_only && op.output != program_.logits) {
       Bad("only the logits buffer may hold fewer rows than tokens");
@@ -46,7 +51,7 @@ class Verifier {
       if (op.input == op.output) Bad("it adds to the buffer it reads");
       Read(op.output);
     }
-    Write(op.output, op.epilogue == Epilogue::kSiluMul ? rows / 2 : rows);
+    Write(op.output, gated ? rows / 2 : rows);
   }
 
   void Check(const Mamba2Op& op) {
@@ -115,6 +120,8 @@ class Verifier {
          2 * static_cast<int64_t>(a.rope->inverse_frequencies.size()) != a.rope->rotary_dim)) {
       Bad("the rotary dimension does not fit");
     }
+    if (a.q_norm) HeadNorm(*a.q_norm, a.head_dim, a.heads);
+    if (a.k_norm) HeadNorm(*a.k_norm, a.head_dim, a.kv_heads);
     if (op.kv < 0 || op.kv >= static_cast<int>(program_.layout.kv.size())) {
       Bad("it has no KV state");
     }
@@ -130,6 +137,12 @@ class Verifier {
     Norm(op.norm, cols);
     if (LinearRows(op.router, cols, "router") != op.experts) Bad("router rows are not experts");
     if (op.top_k <= 0 || op.top_k > op.experts) Bad("top_k is not between 1 and experts");
+    const adder::Routing& r = op.routing;
+    if (r.choice_bias != kNoId) Vector(r.choice_bias, op.experts, "choice bias");
+    if (r.groups <= 0 || op.experts % r.groups != 0 || r.top_groups <= 0 ||
+        r.top_groups > r.groups) {
+      Bad("the groups of its experts do not fit");
+    }
     Write(op.output, 2 * op.top_k);
     experts_[op.output] = op.experts;
   }
@@ -138,7 +151,8 @@ class Verifier {
     const int64_t cols = Read(op.input);
     Norm(op.norm, cols);
     Routing(op.routing, op.top_k, op.gate_up.size());
-    for (MatrixId id : op.gate_up) Matrix(id, 2 * op.intermediate, cols, "expert gate_up");
+    const int64_t rows = op.gated ? 2 * op.intermediate : op.intermediate;
+    for (MatrixId id : op.gate_up) Matrix(id, rows, cols, "expert gate_up");
     Write(op.output, op.top_k * op.intermediate);
   }
 
@@ -233,6 +247,17 @@ class Verifier {
     if (!norm) return;
     Vector(norm->weight, width, "norm weight");
     if (norm->groups <= 0 || width % norm->groups != 0) Bad("norm groups do not divide its input");
+  }
+
+  // One weight for each head alone, or one for all heads together.
+  void HeadNorm(const RmsNorm& norm, int64_t head_dim, int64_t heads) const {
+    const bool known =
+        norm.weight >= 0 && norm.weight < static_cast<VectorId>(program_.weights->vectors.size());
+    const bool each =
+        known &&
+        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size()) ==
+            head_dim;
+    Norm(norm, each ? head_dim : heads * head_dim);
   }
 
   void Recurrent(int index, const Shape& shape, const char* what) const {
