@@ -224,6 +224,7 @@ class Binder {
         value = -std::exp(value);
       }
       if (ref.transform == VectorTransform::kPlusOne) value += 1.0f;
+      value += ref.offset;
       if (!std::isfinite(value)) {
         Fail(store_->directory().string(), ": the tensor ", ref.parts.front().tensor,
              " holds a value that is too large.");

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "cpu/attention_kernel.h"
-#include "cpu/conv_kernel.h"
+#include "cpu/causal_conv.h"
 #include "cpu/elementwise.h"
 #include "cpu/linear.h"
 #include "cpu/loaded_weights.h"
@@ -226,9 +226,7 @@ class CpuExecutor : public HostExecutor {
 
   void Run(const Mamba2Op& op) {
     const Mamba2& m = op.mixer;
-    const Mamba2Weights weights{
-        &m,         Vector(m.conv_weight), Vector(m.conv_bias), Vector(m.dt_bias), Vector(m.a),
-        Vector(m.d)};
+    const Mamba2Weights weights = WeightsOf(m);
     float* convolved = convolved_.Get(static_cast<size_t>(rows() * m.conv_channels()));
     float* steps = steps_.Get(static_cast<size_t>(rows() * 2 * m.heads));
     std::vector<Mamba2Run>& runs = mamba2_runs_;
@@ -238,6 +236,8 @@ class CpuExecutor : public HostExecutor {
       run.tokens = span.tokens;
       run.projected_stride = Width(op.input);
       run.projected = Values(op.input) + span.row * run.projected_stride;
+      run.dt = run.projected + m.inner() + m.conv_channels();
+      run.dt_stride = run.projected_stride;
       // With d_conv = 1 there is no window.
       run.window = op.conv_state < 0 ? nullptr : state_.Recurrent(span.sequence, op.conv_state);
       run.state = state_.Recurrent(span.sequence, op.ssm_state);
@@ -263,41 +263,108 @@ class CpuExecutor : public HostExecutor {
         }
       }
     });
+    ScanHeads(weights);
+  }
+
+  // The recurrence of mamba2_runs_.
+  void ScanHeads(const Mamba2Weights& weights) {
+    const int64_t heads = weights.mixer->heads;
     pool_.ParallelFor(
-        static_cast<int64_t>(runs.size()) * m.heads, 1, [&](int64_t begin, int64_t end, int) {
+        static_cast<int64_t>(mamba2_runs_.size()) * heads, 1, [&](int64_t begin, int64_t end, int) {
           for (int64_t i = begin; i < end; ++i) {
-            const int64_t head = i % m.heads;
-            Mamba2Scan(weights, runs[static_cast<size_t>(i / m.heads)], head, head + 1);
+            const int64_t head = i % heads;
+            Mamba2Scan(weights, mamba2_runs_[static_cast<size_t>(i / heads)], head, head + 1);
           }
         });
   }
 
-  void Run(const Mamba1ConvOp& op) {
-    const Mamba1& m = op.mixer;
-    std::vector<ConvRun>& runs = conv_runs_;
-    runs.clear();
+  Mamba2Weights WeightsOf(const Mamba2& m) const {
+    return {&m,         Vector(m.conv_weight), Vector(m.conv_bias), Vector(m.dt_bias), Vector(m.a),
+            Vector(m.d)};
+  }
+
+  void Run(const Mamba2SelectedOp& op) {
+    const Mamba2& m = op.mixer;
+    const Mamba2Selection& selection = *m.selection;
+    const int64_t states = m.groups * m.d_state;
+    const int64_t stride = Width(op.selected);
+    float* x_b_c = convolved_.Get(static_cast<size_t>(rows() * m.scan_channels()));
+    float* low_rank = low_rank_.Get(static_cast<size_t>(rows() * selection.dt_rank));
+    pool_.ParallelFor(rows(), 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float* from = Values(op.selected) + t * stride;
+        float* to = x_b_c + t * m.scan_channels();
+        std::memcpy(to, Values(op.convolved) + t * m.inner(),
+                    static_cast<size_t>(m.inner()) * sizeof(float));
+        NormPart(selection.b_norm, from, states, to + m.inner());
+        NormPart(selection.c_norm, from + states, states, to + m.inner() + states);
+        NormPart(selection.dt_norm, from + 2 * states, selection.dt_rank,
+                 low_rank + t * selection.dt_rank);
+      }
+    });
+    ProjectSteps(selection.dt_proj, low_rank, selection.dt_rank);
+    const Mamba2Weights weights = WeightsOf(m);
+    float* steps = steps_.Get(static_cast<size_t>(rows() * 2 * m.heads));
+    mamba2_runs_.clear();
     for (const Span& span : spans_) {
-      ConvRun run;
-      run.channels = m.inner;
-      run.d_conv = m.d_conv;
-      run.weight = Vector(m.conv_weight);
-      run.bias = Vector(m.conv_bias);
+      Mamba2Run run;
+      run.tokens = span.tokens;
+      run.projected_stride = Width(op.projected);
+      run.projected = Values(op.projected) + span.row * run.projected_stride;
+      run.dt = dt_.data() + span.row * m.heads;
+      run.dt_stride = m.heads;
+      run.state = state_.Recurrent(span.sequence, op.ssm_state);
+      run.convolved = x_b_c + span.row * m.scan_channels();
+      run.steps = steps + span.row * 2 * m.heads;
+      run.output_stride = Width(op.output);
+      run.output = Values(op.output) + span.row * run.output_stride;
+      mamba2_runs_.push_back(run);
+      Mamba2Steps(weights, run, 0, run.tokens);
+    }
+    ScanHeads(weights);
+  }
+
+  // A part of a row, through its norm if it has one.
+  void NormPart(const std::optional<RmsNorm>& norm, const float* from, int64_t size,
+                float* to) const {
+    if (norm) {
+      RmsNormRow(from, Vector(norm->weight), size, norm->groups, norm->eps, to);
+    } else {
+      std::copy(from, from + size, to);
+    }
+  }
+
+  void Run(const NormAddOp& op) {
+    const int64_t width = Width(op.input);
+    const float* x = Values(op.input);
+    float* out = Values(op.output);
+    float* normed = normed_.Get(static_cast<size_t>(rows() * width));
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        RmsNormRow(x + t * width, Vector(op.norm.weight), width, op.norm.groups, op.norm.eps,
+                   normed + t * width);
+        AddScaledRow(normed + t * width, op.scale, width, out + t * width);
+      }
+    });
+  }
+
+  void Run(const CausalConvOp& op) {
+    const CausalConvWeights weights{&op, Vector(op.weight), Vector(op.bias)};
+    // For a token or two the arithmetic is over before another thread has begun.
+    ForChannelBlocks(op.channels, rows() >= 4, [&](const Span& span, int64_t begin, int64_t end) {
+      CausalConvRun run;
       run.tokens = span.tokens;
       run.input_stride = Width(op.input);
       run.input = Values(op.input) + span.row * run.input_stride;
       run.window = state_.Recurrent(span.sequence, op.conv_state);
-      run.output_stride = m.inner;
-      run.output = Values(op.output) + span.row * m.inner;
-      runs.push_back(run);
-    }
-    ForChannelBlocks(m.inner, [&](size_t span, int64_t begin, int64_t end) {
-      ConvSilu(runs[span], begin, end);
+      run.output_stride = Width(op.output);
+      run.output = Values(op.output) + span.row * run.output_stride;
+      CausalConv(weights, run, begin, end);
     });
   }
 
   void Run(const Mamba1ScanOp& op) {
     const Mamba1& m = op.mixer;
-    const LoadedMatrix& dt_proj = weights_.matrix(m.dt_proj.weight);
     const int64_t stride = Width(op.selected);
     const float* selected = Values(op.selected);
     if (m.dt_norm || m.b_norm || m.c_norm) {
@@ -311,19 +378,8 @@ class CpuExecutor : public HostExecutor {
       }
       selected = normed;
     }
-    // Always with f32 activations: it is a small matrix, and what comes of it goes through two
-    // exponentials into everything the state remembers.
-    input_.Prepare(selected, stride, rows(), InputNorm{}, dt_proj, false, pool_);
-    MatmulJob job;
-    job.matrix = &dt_proj;
-    job.input = &input_;
-    job.output.data = steps_.Get(static_cast<size_t>(rows() * m.inner));
-    job.output.stride = m.inner;
-    job.output.bias = Vector(m.dt_proj.bias);
-    RunMatmuls({&job, 1}, pool_, matmul_scratch_);
-    std::vector<Mamba1Run>& runs = mamba1_runs_;
-    runs.clear();
-    for (const Span& span : spans_) {
+    float* dt = ProjectSteps(m.dt_proj, selected, stride);
+    ForChannelBlocks(m.inner, true, [&](const Span& span, int64_t begin, int64_t end) {
       Mamba1Run run;
       run.inner = m.inner;
       run.d_state = m.d_state;
@@ -331,7 +387,7 @@ class CpuExecutor : public HostExecutor {
       run.d = Vector(m.d);
       run.tokens = span.tokens;
       run.x = Values(op.convolved) + span.row * m.inner;
-      run.dt = job.output.data + span.row * m.inner;
+      run.dt = dt + span.row * m.inner;
       run.bc_stride = stride;
       run.b = selected + span.row * stride + m.dt_rank;
       run.c = run.b + m.d_state;
@@ -340,36 +396,39 @@ class CpuExecutor : public HostExecutor {
       run.state = state_.Recurrent(span.sequence, op.ssm_state);
       run.output_stride = m.inner;
       run.output = Values(op.output) + span.row * m.inner;
-      runs.push_back(run);
-    }
-    ForChannelBlocks(m.inner, [&](size_t span, int64_t begin, int64_t end) {
-      Mamba1Scan(runs[span], begin, end);
+      Mamba1Scan(run, begin, end);
     });
   }
 
-  // Runs work(span, begin, end) for blocks of channels of every span of the slice.
+  // The time steps of all rows, before softplus, from low-rank ones `stride` apart. Always with f32
+  // activations: it is a small matrix, and what comes of it goes through two exponentials into
+  // everything the state remembers.
+  float* ProjectSteps(const Linear& linear, const float* low_rank, int64_t stride) {
+    const LoadedMatrix& matrix = weights_.matrix(linear.weight);
+    input_.Prepare(low_rank, stride, rows(), InputNorm{}, matrix, false, pool_);
+    MatmulJob job;
+    job.matrix = &matrix;
+    job.input = &input_;
+    job.output.data = dt_.Get(static_cast<size_t>(rows() * matrix.rows));
+    job.output.stride = matrix.rows;
+    job.output.bias = Vector(linear.bias);
+    RunMatmuls({&job, 1}, pool_, matmul_scratch_);
+    return job.output.data;
+  }
+
+  // Runs work(span, begin, end) for blocks of channels of every span of the slice, on several
+  // threads or one.
   template <class Work>
-  void ForChannelBlocks(int64_t channels, const Work& work) {
+  void ForChannelBlocks(int64_t channels, bool spread, const Work& work) {
     const int64_t blocks = (channels + kChannelBlock - 1) / kChannelBlock;
     const int64_t tasks = static_cast<int64_t>(spans_.size()) * blocks;
-    // For a token or two the arithmetic of a small mixer is over before another thread has begun.
-    const bool spread = rows() >= 4 || channels > 8 * kChannelBlock;
     pool_.ParallelFor(tasks, spread ? 1 : tasks, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t first = i % blocks * kChannelBlock;
-        work(static_cast<size_t>(i / blocks), first, std::min(first + kChannelBlock, channels));
+        work(spans_[static_cast<size_t>(i / blocks)], first,
+             std::min(first + kChannelBlock, channels));
       }
     });
-  }
-
-  // A part of a row, through its norm if it has one.
-  void NormPart(const std::optional<RmsNorm>& norm, const float* from, int64_t size,
-                float* to) const {
-    if (norm) {
-      RmsNormRow(from, Vector(norm->weight), size, norm->groups, norm->eps, to);
-    } else {
-      std::copy(from, from + size, to);
-    }
   }
 
   void Run(const AttentionOp& op) {
@@ -557,8 +616,9 @@ class CpuExecutor : public HostExecutor {
   Scratch<float> convolved_;
   Scratch<float> steps_;
   std::vector<Mamba2Run> mamba2_runs_;
-  std::vector<ConvRun> conv_runs_;
-  std::vector<Mamba1Run> mamba1_runs_;
+  Scratch<float> low_rank_;
+  Scratch<float> dt_;
+  Scratch<float> normed_;
   Scratch<float> selected_;
   Scratch<float> router_scores_;
   std::vector<RopeCache> ropes_;

@@ -9,7 +9,7 @@
 // and it would round differently for every cut.
 #include "cpu/mamba2_kernel.h"
 
-#include "cpu/conv_kernel.h"
+#include <cstring>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/mamba2_kernel.cc"
@@ -30,6 +30,38 @@ inline constexpr int64_t kScanTokens = 4;
 // How far ahead of its use the state is asked for, in floats.
 inline constexpr int64_t kPrefetchFloats = 512;
 
+void Mamba2ConvImpl(const Mamba2Weights& weights, const Mamba2Run& run, int64_t channel_begin,
+                    int64_t channel_end) {
+  const DF df;
+  const Mamba2& m = *weights.mixer;
+  const int64_t channels = m.conv_channels();
+  const int64_t past = m.d_conv - 1;
+  const float* inputs = run.projected + m.inner();
+  // The input `steps_back` tokens before token t: in this run, or in the window.
+  const auto input_at = [&](int64_t t, int64_t steps_back) HWY_ATTR {
+    const int64_t at = t - steps_back;
+    return at >= 0 ? inputs + at * run.projected_stride : run.window + (past + at) * channels;
+  };
+  for (int64_t t = 0; t < run.tokens; ++t) {
+    for (int64_t c = channel_begin; c < channel_end; c += kStep) {
+      const int64_t count = channel_end - c;
+      VF sum =
+          weights.conv_bias != nullptr ? LoadChannels(weights.conv_bias + c, count) : hn::Zero(df);
+      for (int64_t tap = 0; tap <= past; ++tap) {
+        sum = hn::MulAdd(LoadChannels(input_at(t, past - tap) + c, count),
+                         LoadChannels(weights.conv_weight + tap * channels + c, count), sum);
+      }
+      StoreChannels(Silu(sum), run.convolved + t * channels + c, count);
+    }
+  }
+  // The window becomes the last `past` inputs. Oldest first, so nothing is overwritten too early.
+  const auto bytes = static_cast<size_t>(channel_end - channel_begin) * sizeof(float);
+  for (int64_t i = 0; i < past; ++i) {
+    const float* from = input_at(run.tokens, past - i) + channel_begin;
+    std::memcpy(run.window + i * channels + channel_begin, from, bytes);
+  }
+}
+
 void Mamba2StepsImpl(const Mamba2Weights& weights, const Mamba2Run& run, int64_t token_begin,
                      int64_t token_end) {
   const DF df;
@@ -37,7 +69,7 @@ void Mamba2StepsImpl(const Mamba2Weights& weights, const Mamba2Run& run, int64_t
   const VF low = hn::Set(df, m.dt_min);
   const VF high = hn::Set(df, m.dt_max);
   for (int64_t t = token_begin; t < token_end; ++t) {
-    const float* input = run.projected + t * run.projected_stride + m.inner() + m.conv_channels();
+    const float* input = run.dt + t * run.dt_stride;
     float* dt_out = run.steps + t * 2 * m.heads;
     for (int64_t head = 0; head < m.heads; head += kStep) {
       const int64_t count = m.heads - head;
@@ -110,7 +142,7 @@ void ScanTokens(const Mamba2Weights& weights, const Mamba2Run& run, int64_t head
                 int64_t token) {
   const DF df;
   const Mamba2& m = *weights.mixer;
-  const int64_t channels = m.conv_channels();
+  const int64_t channels = m.scan_channels();
   const int64_t channel = head * m.head_dim + offset;
   const int64_t group = head / (m.heads / m.groups);
   const int64_t count = m.head_dim - offset;
@@ -174,24 +206,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace adder {
 
+HWY_EXPORT(Mamba2ConvImpl);
 HWY_EXPORT(Mamba2StepsImpl);
 HWY_EXPORT(Mamba2ScanImpl);
 
 void Mamba2Conv(const Mamba2Weights& weights, const Mamba2Run& run, int64_t channel_begin,
                 int64_t channel_end) {
-  const Mamba2& m = *weights.mixer;
-  ConvRun conv;
-  conv.channels = m.conv_channels();
-  conv.d_conv = m.d_conv;
-  conv.weight = weights.conv_weight;
-  conv.bias = weights.conv_bias;
-  conv.tokens = run.tokens;
-  conv.input = run.projected + m.inner();
-  conv.input_stride = run.projected_stride;
-  conv.window = run.window;
-  conv.output = run.convolved;
-  conv.output_stride = conv.channels;
-  ConvSilu(conv, channel_begin, channel_end);
+  HWY_DYNAMIC_DISPATCH(Mamba2ConvImpl)(weights, run, channel_begin, channel_end);
 }
 
 void Mamba2Steps(const Mamba2Weights& weights, const Mamba2Run& run, int64_t token_begin,

@@ -39,7 +39,7 @@ Plan SmallPlan() {
   mamba.d = plan.AddVector("d", "D", 10);
   mamba.out_proj.weight = plan.AddMatrix("out", "out", 6, 10);
   const VectorId norm = plan.AddVector("pre", "pre.weight", 6);
-  plan.blocks.push_back(Block{0, RmsNorm{norm, 1e-6f, 1}, {mamba}, 0.25f});
+  plan.blocks.push_back(Block{0, RmsNorm{norm, 1e-6f, 1}, {mamba}, 0.25f, {}});
   return plan;
 }
 

@@ -72,6 +72,7 @@ struct VectorRef {
   std::string label;
   std::vector<VectorPart> parts;
   VectorTransform transform = VectorTransform::kIdentity;
+  float offset = 0;  // added to every value after the transform
 };
 
 // y = W x + b.
@@ -131,7 +132,20 @@ struct Attention {
 //   y  = C^T h + d * x
 // then y * silu(z), the gated norm over all inner channels, and out_proj. Heads share B and C of
 // their group: group = head / (heads / groups).
+//
+// With a `selection`, in_proj rows are z [inner] | x [inner], the convolution runs over x alone,
+// and from its result x, after SiLU, selection.proj makes rows B [groups * d_state] | C [groups *
+// d_state] | dt [dt_rank], each of which may be normed; the dt of the formulas is dt_proj dt.
 // State: the last d_conv - 1 inputs of the convolution and h (restorable only).
+struct Mamba2Selection {
+  int64_t dt_rank = 0;
+  Linear proj;
+  std::optional<RmsNorm> b_norm;
+  std::optional<RmsNorm> c_norm;
+  std::optional<RmsNorm> dt_norm;
+  Linear dt_proj;  // [heads, dt_rank]
+};
+
 struct Mamba2 {
   int64_t heads = 0;
   int64_t head_dim = 0;
@@ -142,17 +156,36 @@ struct Mamba2 {
   float dt_max = std::numeric_limits<float>::infinity();
   int64_t chunk = 256;  // prefill chunk of the reference; a hint
   Linear in_proj;
-  VectorId conv_weight = kNoId;  // [d_conv, inner + 2 * groups * d_state], time-major
+  VectorId conv_weight = kNoId;  // [d_conv, conv_channels()], time-major
   VectorId conv_bias = kNoId;    // optional
   VectorId dt_bias = kNoId;      // [heads]
   VectorId a = kNoId;            // [heads], negative
   VectorId d = kNoId;            // [heads]
+  std::optional<Mamba2Selection> selection;
   std::optional<RmsNorm> gated_norm;
   Linear out_proj;
 
   int64_t inner() const { return heads * head_dim; }
-  int64_t conv_channels() const { return inner() + 2 * groups * d_state; }
-  int64_t in_proj_rows() const { return inner() + conv_channels() + heads; }
+  // Of x | B | C.
+  int64_t scan_channels() const { return inner() + 2 * groups * d_state; }
+  int64_t conv_channels() const { return selection ? inner() : scan_channels(); }
+  int64_t in_proj_rows() const { return inner() + conv_channels() + (selection ? 0 : heads); }
+  // With a selection.
+  int64_t selection_rows() const { return 2 * groups * d_state + selection->dt_rank; }
+};
+
+// Gated short convolution. in_proj rows: B [channels] | C [channels] | x [channels]. Per token:
+//   u = B * x
+//   y = C * (conv_bias + sum over taps t of conv_weight[t] * u[d_conv - 1 - t tokens ago])
+// then out_proj; the products are element by element, and there is no activation.
+// State: the last d_conv - 1 values of u (restorable only).
+struct ShortConv {
+  int64_t channels = 0;
+  int64_t d_conv = 0;
+  Linear in_proj;
+  VectorId conv_weight = kNoId;  // [d_conv, channels], time-major
+  VectorId conv_bias = kNoId;    // optional
+  Linear out_proj;
 };
 
 // Mamba-1 (Gu & Dao, "Mamba", arXiv:2312.00752). in_proj rows: x [inner] | z [inner]. The causal
@@ -235,14 +268,16 @@ struct MoeMlp {
   std::vector<MatrixId> down;     // per expert
 };
 
-using Mixer = std::variant<Attention, Mamba2, Mamba1, DenseMlp, MoeMlp>;
+using Mixer = std::variant<Attention, Mamba2, Mamba1, ShortConv, DenseMlp, MoeMlp>;
 
-// x += residual_scale * sum of mixers(pre_norm(x)).
+// x += residual_scale * sum of mixers(pre_norm(x)). With a post_norm, which blocks of one mixer
+// other than MoeMlp may have: x += residual_scale * post_norm(mixer(pre_norm(x))).
 struct Block {
   int64_t layer = 0;  // layer number of the checkpoint; a layer may be several blocks
   RmsNorm pre_norm;
   std::vector<Mixer> mixers;
   float residual_scale = 1;
+  std::optional<RmsNorm> post_norm;
 };
 
 struct Plan {
@@ -282,7 +317,7 @@ void ValidatePlan(const Plan& plan);
 // Parameters of the plan (every matrix once, tied weights once).
 int64_t ParameterCount(const Plan& plan);
 
-// "Attention", "Mamba2", "Mamba1", "DenseMlp", "MoeMlp".
+// "Attention", "Mamba2", "Mamba1", "ShortConv", "DenseMlp", "MoeMlp".
 std::string MixerName(const Mixer& mixer);
 
 // "silu", "gelu", "gelu_tanh", "relu2".

@@ -45,6 +45,9 @@ class PlanPrinter {
     if (norm.groups != 1) text += Concat(",groups=", norm.groups);
     return text + ")";
   }
+  static std::string NormText(const std::optional<RmsNorm>& norm) {
+    return norm ? NormText(*norm) : std::string("none");
+  }
   static std::string ActivationText(Activation activation, bool gated) {
     return ActivationName(activation) + (gated ? "" : " ungated");
   }
@@ -71,6 +74,7 @@ class PlanPrinter {
       out_ << ")";
       separator = " + ";
     }
+    if (block.post_norm) out_ << " -> " << NormText(*block.post_norm);
     out_ << " -> residual_scale=" << block.residual_scale << "\n";
   }
 
@@ -94,7 +98,20 @@ class PlanPrinter {
          << " d_state=" << mixer.d_state << " groups=" << mixer.groups << " d_conv=" << mixer.d_conv
          << (mixer.conv_bias != kNoId ? "+bias" : "") << " dt=[" << mixer.dt_min << ","
          << mixer.dt_max << "] chunk=" << mixer.chunk << " in_proj=" << LinearText(mixer.in_proj)
-         << " gated_norm=" << (mixer.gated_norm ? NormText(*mixer.gated_norm) : std::string("none"))
+         << " gated_norm=" << NormText(mixer.gated_norm)
+         << " out_proj=" << LinearText(mixer.out_proj);
+    if (mixer.selection) {
+      const Mamba2Selection& selection = *mixer.selection;
+      out_ << " selection=(dt_rank=" << selection.dt_rank << " proj=" << LinearText(selection.proj)
+           << " b_norm=" << NormText(selection.b_norm) << " c_norm=" << NormText(selection.c_norm)
+           << " dt_norm=" << NormText(selection.dt_norm)
+           << " dt_proj=" << LinearText(selection.dt_proj) << ")";
+    }
+  }
+
+  void Print(const ShortConv& mixer) {
+    out_ << "channels=" << mixer.channels << " d_conv=" << mixer.d_conv
+         << (mixer.conv_bias != kNoId ? "+bias" : "") << " in_proj=" << LinearText(mixer.in_proj)
          << " out_proj=" << LinearText(mixer.out_proj);
   }
 

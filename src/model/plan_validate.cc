@@ -103,6 +103,7 @@ class Validator {
       }
       const int64_t size = VectorSize(vector);
       if (size < 0) Fail(where_, "its shapes are missing, disagree or overflow.");
+      Finite("offset", vector.offset);
       Range("size", size, 1, kMaxRows);
       if (vector.transform == VectorTransform::kNegativeExpTransposed) {
         // The loader transposes one [channels, d_state] tensor.
@@ -196,6 +197,14 @@ class Validator {
     CheckNorm("pre_norm", block.pre_norm, plan_.hidden);
     Finite("residual_scale", block.residual_scale);
     if (block.mixers.empty()) Fail(where_, "it has no mixers.");
+    if (block.post_norm) {
+      CheckNorm("post_norm", *block.post_norm, plan_.hidden);
+      Equal("number of mixers", static_cast<int64_t>(block.mixers.size()),
+            "the number that post_norm allows", 1);
+      if (std::holds_alternative<MoeMlp>(block.mixers[0])) {
+        Fail(where_, "a post_norm after MoeMlp is not implemented.");
+      }
+    }
     for (size_t i = 0; i < block.mixers.size(); ++i) {
       Enter(Concat(place, ", mixer ", i, " (", MixerName(block.mixers[i]), ")"));
       std::visit([this](const auto& mixer) { Check(mixer); }, block.mixers[i]);
@@ -245,6 +254,7 @@ class Validator {
       Fail(where_, "dt_max is ", mixer.dt_max, ", it should be at least dt_min (", mixer.dt_min,
            ").");
     }
+    if (mixer.selection) Range("selection dt_rank", mixer.selection->dt_rank, 1, kMaxSize);
     const std::optional<int64_t> state = ElementCount({mixer.heads, mixer.d_state, mixer.head_dim});
     if (!state || *state > kMaxStateSize) {
       Fail(where_, "a state of heads x d_state x head_dim = ",
@@ -257,8 +267,27 @@ class Validator {
     CheckVector("dt_bias", mixer.dt_bias, mixer.heads);
     CheckVector("a", mixer.a, mixer.heads);
     CheckVector("d", mixer.d, mixer.heads);
+    if (mixer.selection) CheckSelection(mixer, *mixer.selection);
     if (mixer.gated_norm) CheckNorm("gated_norm", *mixer.gated_norm, mixer.inner());
     CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.inner());
+  }
+
+  void CheckSelection(const Mamba2& mixer, const Mamba2Selection& selection) {
+    const int64_t states = mixer.groups * mixer.d_state;
+    CheckLinear("selection proj", selection.proj, mixer.selection_rows(), mixer.inner());
+    if (selection.b_norm) CheckNorm("selection b_norm", *selection.b_norm, states);
+    if (selection.c_norm) CheckNorm("selection c_norm", *selection.c_norm, states);
+    if (selection.dt_norm) CheckNorm("selection dt_norm", *selection.dt_norm, selection.dt_rank);
+    CheckLinear("selection dt_proj", selection.dt_proj, mixer.heads, selection.dt_rank);
+  }
+
+  void Check(const ShortConv& mixer) {
+    Range("channels", mixer.channels, 1, kMaxSize);
+    Range("d_conv", mixer.d_conv, 1, 1024);
+    CheckLinear("in_proj", mixer.in_proj, 3 * mixer.channels, plan_.hidden);
+    CheckVector("conv_weight", mixer.conv_weight, mixer.d_conv * mixer.channels);
+    if (mixer.conv_bias != kNoId) CheckVector("conv_bias", mixer.conv_bias, mixer.channels);
+    CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.channels);
   }
 
   void Check(const Mamba1& mixer) {

@@ -123,8 +123,7 @@ class Interpreter : public HostExecutor {
 
   // Row `row` of a buffer, after the norm if there is one. Not rounded to f32 in between.
   std::vector<double> NormalizedRow(BufferId id, size_t row, const std::optional<RmsNorm>& norm) {
-    const float* x = RowOf(id, row);
-    return Normalized(x, Width(id), norm);
+    return Normalized(RowOf(id, row), Width(id), norm);
   }
 
   std::vector<double> Normalized(const float* x, int64_t width,
@@ -220,23 +219,22 @@ class Interpreter : public HostExecutor {
       const float* projected = RowOf(op.input, i);
       const float* gate = projected;
       const float* dt = projected + op.mixer.inner() + op.mixer.conv_channels();
-      const Mamba2& m = op.mixer;
       const std::vector<double> convolved =
-          Convolve(m.conv_channels(), m.d_conv, m.conv_weight, m.conv_bias, projected + m.inner(),
+          Convolve(op.mixer, projected + op.mixer.inner(),
                    state_.Recurrent(rows_[i].sequence, op.conv_state));
-      StateStep(op.mixer, convolved, dt, gate, state_.Recurrent(rows_[i].sequence, op.ssm_state),
-                RowOf(op.output, i));
+      StateStep(op.mixer, convolved, std::vector<double>(dt, dt + op.mixer.heads), gate,
+                state_.Recurrent(rows_[i].sequence, op.ssm_state), RowOf(op.output, i));
     }
   }
 
   // The causal convolution of one token and its SiLU; rolls the window [d_conv - 1, channels].
-  std::vector<double> Convolve(int64_t channels, int64_t d_conv, VectorId weight_id, VectorId bias,
-                               const float* input, float* window) const {
-    const int64_t past = d_conv - 1;
-    const float* weight = Vector(weight_id);
+  std::vector<double> Convolve(const Mamba2& m, const float* input, float* window) const {
+    const int64_t channels = m.conv_channels();
+    const int64_t past = m.d_conv - 1;
+    const float* weight = Vector(m.conv_weight);
     std::vector<double> out(static_cast<size_t>(channels));
     for (int64_t c = 0; c < channels; ++c) {
-      double sum = bias == kNoId ? 0.0 : Vector(bias)[c];
+      double sum = m.conv_bias == kNoId ? 0.0 : Vector(m.conv_bias)[c];
       for (int64_t t = 0; t < past; ++t) {
         sum += static_cast<double>(window[t * channels + c]) * weight[t * channels + c];
       }
@@ -251,15 +249,16 @@ class Interpreter : public HostExecutor {
   }
 
   // One step of the recurrence; state is [heads, d_state, head_dim].
-  void StateStep(const Mamba2& m, const std::vector<double>& convolved, const float* dt_input,
-                 const float* gate, float* state, float* out) const {
+  void StateStep(const Mamba2& m, const std::vector<double>& convolved,
+                 const std::vector<double>& dt_input, const float* gate, float* state,
+                 float* out) const {
     const double* x = convolved.data();
     const double* b = x + m.inner();
     const double* c = b + m.groups * m.d_state;
     for (int64_t head = 0; head < m.heads; ++head) {
       const int64_t group = head / (m.heads / m.groups);
       const double dt = std::clamp<double>(
-          Softplus(static_cast<double>(dt_input[head]) + Vector(m.dt_bias)[head]), m.dt_min,
+          Softplus(dt_input[static_cast<size_t>(head)] + Vector(m.dt_bias)[head]), m.dt_min,
           m.dt_max);
       const double decay = std::exp(dt * Vector(m.a)[head]);
       for (int64_t p = 0; p < m.head_dim; ++p) {
@@ -276,14 +275,57 @@ class Interpreter : public HostExecutor {
     }
   }
 
-  void Run(const Mamba1ConvOp& op) {
-    const Mamba1& m = op.mixer;
+  void Run(const Mamba2SelectedOp& op) {
+    const Mamba2& m = op.mixer;
+    const Mamba2Selection& selection = *m.selection;
+    const int64_t states = m.groups * m.d_state;
     for (size_t i = 0; i < rows_.size(); ++i) {
-      const std::vector<double> convolved =
-          Convolve(m.inner, m.d_conv, m.conv_weight, m.conv_bias, RowOf(op.input, i),
-                   state_.Recurrent(rows_[i].sequence, op.conv_state));
-      std::transform(convolved.begin(), convolved.end(), RowOf(op.output, i),
-                     [](double x) { return static_cast<float>(x); });
+      const float* selected = RowOf(op.selected, i);
+      const float* x = RowOf(op.convolved, i);
+      std::vector<double> x_b_c(x, x + m.inner());
+      for (const auto& part : {Normalized(selected, states, selection.b_norm),
+                               Normalized(selected + states, states, selection.c_norm)}) {
+        x_b_c.insert(x_b_c.end(), part.begin(), part.end());
+      }
+      const std::vector<double> dt =
+          Normalized(selected + 2 * states, selection.dt_rank, selection.dt_norm);
+      StateStep(m, x_b_c, Apply(selection.dt_proj, {dt}).front(), RowOf(op.projected, i),
+                state_.Recurrent(rows_[i].sequence, op.ssm_state), RowOf(op.output, i));
+    }
+  }
+
+  void Run(const NormAddOp& op) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const std::vector<double> y = NormalizedRow(op.input, i, op.norm);
+      float* out = RowOf(op.output, i);
+      for (size_t k = 0; k < y.size(); ++k) out[k] = static_cast<float>(out[k] + op.scale * y[k]);
+    }
+  }
+
+  void Run(const CausalConvOp& op) {
+    const int64_t past = op.d_conv - 1;
+    const float* weight = Vector(op.weight);
+    // Tokens of one sequence lie in order.
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* row = RowOf(op.input, i);
+      float* window = state_.Recurrent(rows_[i].sequence, op.conv_state);
+      float* out = RowOf(op.output, i);
+      for (int64_t c = 0; c < op.channels; ++c) {
+        double now = row[op.x + c];
+        if (op.gate_before >= 0) now *= row[op.gate_before + c];
+        double y = op.bias == kNoId ? 0.0 : Vector(op.bias)[c];
+        for (int64_t t = 0; t < past; ++t) {
+          y += static_cast<double>(window[t * op.channels + c]) * weight[t * op.channels + c];
+        }
+        y += now * weight[past * op.channels + c];
+        if (op.silu) y = Silu(y);
+        if (op.gate_after >= 0) y *= row[op.gate_after + c];
+        out[c] = static_cast<float>(y);
+        for (int64_t t = 0; t + 1 < past; ++t) {
+          window[t * op.channels + c] = window[(t + 1) * op.channels + c];
+        }
+        if (past > 0) window[(past - 1) * op.channels + c] = static_cast<float>(now);
+      }
     }
   }
 
