@@ -53,6 +53,14 @@ constexpr const char* kFalconMamba = R"({
   "use_bias": false, "use_conv_bias": true, "hidden_act": "silu", "layer_norm_epsilon": 1e-5,
   "mixer_rms_eps": 1e-4, "tie_word_embeddings": false)";
 
+constexpr const char* kJamba = R"({
+  "model_type": "jamba", "vocab_size": 142, "hidden_size": 64, "num_hidden_layers": 4,
+  "intermediate_size": 96, "attn_layer_period": 3, "attn_layer_offset": 1,
+  "expert_layer_period": 2, "expert_layer_offset": 0, "num_experts": 5, "num_experts_per_tok": 3,
+  "num_attention_heads": 8, "num_key_value_heads": 2, "mamba_d_state": 8, "mamba_d_conv": 4,
+  "mamba_expand": 2, "mamba_dt_rank": 64, "mamba_proj_bias": true, "hidden_act": "silu",
+  "rms_norm_eps": 1e-5, "tie_word_embeddings": false)";
+
 constexpr const char* kLlama = R"({
   "model_type": "llama", "vocab_size": 150, "hidden_size": 64, "num_hidden_layers": 2,
   "intermediate_size": 80, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
@@ -205,6 +213,8 @@ const std::vector<SyntheticModel>& SyntheticModels() {
       {"synthetic_mamba_f32", Config(kMamba, "float32"), false},
       {"synthetic_falcon_mamba_4bit",
        Config(kFalconMamba, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_jamba_4bit", Config(kJamba, "bfloat16", R"({"bits": 4, "group_size": 32})"),
+       true},
       {"synthetic_llama_bf16", Config(kLlama, "bfloat16"), false},
   };
   return models;
