@@ -16,8 +16,6 @@ HWY_BEFORE_NAMESPACE();
 namespace adder {
 namespace HWY_NAMESPACE {
 
-inline constexpr auto kStep = static_cast<int64_t>(kLanes);
-
 HWY_INLINE int64_t RoundUp(int64_t count) { return (count + kStep - 1) / kStep * kStep; }
 
 // Dot products of one query with kKeys keys that lie `stride` floats apart, times `scale`.
@@ -130,7 +128,7 @@ void AttendImpl(const AttentionRun& run, int64_t kv_head, int64_t token_begin, i
   Running* running = reinterpret_cast<Running*>(q + queries * m.head_dim);  // [tokens, group]
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t token = token_begin + t;
-    const float* from = run.qkv + token * run.qkv_stride + kv_head * group * m.head_dim;
+    const float* from = run.q + token * run.q_stride + kv_head * group * m.head_dim;
     const bool rotates = run.rope.values != nullptr;
     RotateHeads(from, group, m.head_dim, rotates ? run.rope.Row(token) : nullptr,
                 rotates ? run.rope.rotary_dim : 0, q + t * group * m.head_dim);

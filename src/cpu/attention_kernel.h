@@ -28,8 +28,8 @@ void RotateHeads(const float* from, int64_t heads, int64_t head_dim, const float
 // The tokens of one sequence in a batch, after their keys and values were appended.
 struct AttentionRun {
   const Attention* mixer = nullptr;
-  const float* qkv = nullptr;  // [tokens, qkv_stride]; q not yet rotated
-  int64_t qkv_stride = 0;
+  const float* q = nullptr;  // [tokens, q_stride], heads * head_dim used; not yet rotated
+  int64_t q_stride = 0;
   float* output = nullptr;  // [tokens, output_stride]
   int64_t output_stride = 0;
   int64_t first_position = 0;  // of token 0

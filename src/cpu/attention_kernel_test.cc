@@ -48,8 +48,8 @@ struct Scene {
     }
     output.assign(static_cast<size_t>(tokens * heads * head_dim), -1.0f);
     run.mixer = &mixer;
-    run.qkv = qkv.data();
-    run.qkv_stride = stride;
+    run.q = qkv.data();
+    run.q_stride = stride;
     run.output = output.data();
     run.output_stride = heads * head_dim;
     run.first_position = positions - tokens;

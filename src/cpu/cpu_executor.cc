@@ -1,14 +1,17 @@
 #include "cpu/cpu_executor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "cpu/attention_kernel.h"
+#include "cpu/causal_conv.h"
 #include "cpu/elementwise.h"
 #include "cpu/linear.h"
 #include "cpu/loaded_weights.h"
+#include "cpu/mamba1_kernel.h"
 #include "cpu/mamba2_kernel.h"
 #include "cpu/moe.h"
 #include "cpu/simd_target.h"
@@ -171,6 +174,8 @@ class CpuExecutor : public HostExecutor {
   void Run(const LinearOp& op) {
     const LoadedMatrix& matrix = weights_.matrix(op.linear.weight);
     const float* x = Values(op.input);
+    const bool gated = op.epilogue == Epilogue::kGated;
+    const bool activates = gated || op.epilogue == Epilogue::kActivate;
     int64_t tokens = rows();
     MatmulJob job;
     job.matrix = &matrix;
@@ -183,7 +188,7 @@ class CpuExecutor : public HostExecutor {
       tokens = static_cast<int64_t>(logits_rows_.size());
       x = GatherRows(x, matrix.cols);
       job.output.data = logits_.data() + logits_count_ * matrix.rows;
-    } else if (op.epilogue == Epilogue::kSiluMul) {
+    } else if (activates) {
       job.output.data = gate_up_.Get(static_cast<size_t>(tokens * matrix.rows));
       job.output.scale = 1;
     } else {
@@ -192,13 +197,18 @@ class CpuExecutor : public HostExecutor {
     if (tokens == 0) return;
     input_.Prepare(x, matrix.cols, tokens, Norm(op.norm), matrix, quantize_, pool_);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
-    if (op.epilogue == Epilogue::kSiluMul) {
-      const int64_t width = matrix.rows / 2;
+    if (activates) {
+      const int64_t width = gated ? matrix.rows / 2 : matrix.rows;
       float* out = Values(op.output);
+      const float* row_gate = op.row_gate == kNoId ? nullptr : Values(op.row_gate);
       pool_.ParallelFor(tokens, 4, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t) {
           const float* gate = gate_up_.data() + t * matrix.rows;
-          SiluMulRow(gate, gate + width, width, out + t * width);
+          float* to = out + t * width;
+          ActivateRow(op.activation, gate, gated ? gate + width : nullptr, width, to);
+          if (row_gate == nullptr) continue;
+          const float factor = 1.0f / (1.0f + std::exp(-row_gate[t]));
+          for (int64_t k = 0; k < width; ++k) to[k] *= factor;
         }
       });
     }
@@ -216,9 +226,7 @@ class CpuExecutor : public HostExecutor {
 
   void Run(const Mamba2Op& op) {
     const Mamba2& m = op.mixer;
-    const Mamba2Weights weights{
-        &m,         Vector(m.conv_weight), Vector(m.conv_bias), Vector(m.dt_bias), Vector(m.a),
-        Vector(m.d)};
+    const Mamba2Weights weights = WeightsOf(m);
     float* convolved = convolved_.Get(static_cast<size_t>(rows() * m.conv_channels()));
     float* steps = steps_.Get(static_cast<size_t>(rows() * 2 * m.heads));
     std::vector<Mamba2Run>& runs = mamba2_runs_;
@@ -228,6 +236,8 @@ class CpuExecutor : public HostExecutor {
       run.tokens = span.tokens;
       run.projected_stride = Width(op.input);
       run.projected = Values(op.input) + span.row * run.projected_stride;
+      run.dt = run.projected + m.inner() + m.conv_channels();
+      run.dt_stride = run.projected_stride;
       // With d_conv = 1 there is no window.
       run.window = op.conv_state < 0 ? nullptr : state_.Recurrent(span.sequence, op.conv_state);
       run.state = state_.Recurrent(span.sequence, op.ssm_state);
@@ -253,13 +263,172 @@ class CpuExecutor : public HostExecutor {
         }
       }
     });
+    ScanHeads(weights);
+  }
+
+  // The recurrence of mamba2_runs_.
+  void ScanHeads(const Mamba2Weights& weights) {
+    const int64_t heads = weights.mixer->heads;
     pool_.ParallelFor(
-        static_cast<int64_t>(runs.size()) * m.heads, 1, [&](int64_t begin, int64_t end, int) {
+        static_cast<int64_t>(mamba2_runs_.size()) * heads, 1, [&](int64_t begin, int64_t end, int) {
           for (int64_t i = begin; i < end; ++i) {
-            const int64_t head = i % m.heads;
-            Mamba2Scan(weights, runs[static_cast<size_t>(i / m.heads)], head, head + 1);
+            const int64_t head = i % heads;
+            Mamba2Scan(weights, mamba2_runs_[static_cast<size_t>(i / heads)], head, head + 1);
           }
         });
+  }
+
+  Mamba2Weights WeightsOf(const Mamba2& m) const {
+    return {&m,         Vector(m.conv_weight), Vector(m.conv_bias), Vector(m.dt_bias), Vector(m.a),
+            Vector(m.d)};
+  }
+
+  void Run(const Mamba2SelectedOp& op) {
+    const Mamba2& m = op.mixer;
+    const Mamba2Selection& selection = *m.selection;
+    const int64_t states = m.groups * m.d_state;
+    const int64_t stride = Width(op.selected);
+    float* x_b_c = convolved_.Get(static_cast<size_t>(rows() * m.scan_channels()));
+    float* low_rank = low_rank_.Get(static_cast<size_t>(rows() * selection.dt_rank));
+    pool_.ParallelFor(rows(), 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float* from = Values(op.selected) + t * stride;
+        float* to = x_b_c + t * m.scan_channels();
+        std::memcpy(to, Values(op.convolved) + t * m.inner(),
+                    static_cast<size_t>(m.inner()) * sizeof(float));
+        NormPart(selection.b_norm, from, states, to + m.inner());
+        NormPart(selection.c_norm, from + states, states, to + m.inner() + states);
+        NormPart(selection.dt_norm, from + 2 * states, selection.dt_rank,
+                 low_rank + t * selection.dt_rank);
+      }
+    });
+    ProjectSteps(selection.dt_proj, low_rank, selection.dt_rank);
+    const Mamba2Weights weights = WeightsOf(m);
+    float* steps = steps_.Get(static_cast<size_t>(rows() * 2 * m.heads));
+    mamba2_runs_.clear();
+    for (const Span& span : spans_) {
+      Mamba2Run run;
+      run.tokens = span.tokens;
+      run.projected_stride = Width(op.projected);
+      run.projected = Values(op.projected) + span.row * run.projected_stride;
+      run.dt = dt_.data() + span.row * m.heads;
+      run.dt_stride = m.heads;
+      run.state = state_.Recurrent(span.sequence, op.ssm_state);
+      run.convolved = x_b_c + span.row * m.scan_channels();
+      run.steps = steps + span.row * 2 * m.heads;
+      run.output_stride = Width(op.output);
+      run.output = Values(op.output) + span.row * run.output_stride;
+      mamba2_runs_.push_back(run);
+      Mamba2Steps(weights, run, 0, run.tokens);
+    }
+    ScanHeads(weights);
+  }
+
+  // A part of a row, through its norm if it has one.
+  void NormPart(const std::optional<RmsNorm>& norm, const float* from, int64_t size,
+                float* to) const {
+    if (norm) {
+      RmsNormRow(from, Vector(norm->weight), size, norm->groups, norm->eps, to);
+    } else {
+      std::copy(from, from + size, to);
+    }
+  }
+
+  void Run(const NormAddOp& op) {
+    const int64_t width = Width(op.input);
+    const float* x = Values(op.input);
+    float* out = Values(op.output);
+    float* normed = normed_.Get(static_cast<size_t>(rows() * width));
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        RmsNormRow(x + t * width, Vector(op.norm.weight), width, op.norm.groups, op.norm.eps,
+                   normed + t * width);
+        AddScaledRow(normed + t * width, op.scale, width, out + t * width);
+      }
+    });
+  }
+
+  void Run(const CausalConvOp& op) {
+    const CausalConvWeights weights{&op, Vector(op.weight), Vector(op.bias)};
+    // For a token or two the arithmetic is over before another thread has begun.
+    ForChannelBlocks(op.channels, rows() >= 4, [&](const Span& span, int64_t begin, int64_t end) {
+      CausalConvRun run;
+      run.tokens = span.tokens;
+      run.input_stride = Width(op.input);
+      run.input = Values(op.input) + span.row * run.input_stride;
+      run.window = state_.Recurrent(span.sequence, op.conv_state);
+      run.output_stride = Width(op.output);
+      run.output = Values(op.output) + span.row * run.output_stride;
+      CausalConv(weights, run, begin, end);
+    });
+  }
+
+  void Run(const Mamba1ScanOp& op) {
+    const Mamba1& m = op.mixer;
+    const int64_t stride = Width(op.selected);
+    const float* selected = Values(op.selected);
+    if (m.dt_norm || m.b_norm || m.c_norm) {
+      float* normed = selected_.Get(static_cast<size_t>(rows() * stride));
+      for (int64_t t = 0; t < rows(); ++t) {
+        const float* from = selected + t * stride;
+        float* to = normed + t * stride;
+        NormPart(m.dt_norm, from, m.dt_rank, to);
+        NormPart(m.b_norm, from + m.dt_rank, m.d_state, to + m.dt_rank);
+        NormPart(m.c_norm, from + m.dt_rank + m.d_state, m.d_state, to + m.dt_rank + m.d_state);
+      }
+      selected = normed;
+    }
+    float* dt = ProjectSteps(m.dt_proj, selected, stride);
+    ForChannelBlocks(m.inner, true, [&](const Span& span, int64_t begin, int64_t end) {
+      Mamba1Run run;
+      run.inner = m.inner;
+      run.d_state = m.d_state;
+      run.a = Vector(m.a);
+      run.d = Vector(m.d);
+      run.tokens = span.tokens;
+      run.x = Values(op.convolved) + span.row * m.inner;
+      run.dt = dt + span.row * m.inner;
+      run.bc_stride = stride;
+      run.b = selected + span.row * stride + m.dt_rank;
+      run.c = run.b + m.d_state;
+      run.z_stride = Width(op.projected);
+      run.z = Values(op.projected) + span.row * run.z_stride + m.inner;
+      run.state = state_.Recurrent(span.sequence, op.ssm_state);
+      run.output_stride = m.inner;
+      run.output = Values(op.output) + span.row * m.inner;
+      Mamba1Scan(run, begin, end);
+    });
+  }
+
+  // The time steps of all rows, before softplus, from low-rank ones `stride` apart. Always with f32
+  // activations: it is a small matrix, and what comes of it goes through two exponentials into
+  // everything the state remembers.
+  float* ProjectSteps(const Linear& linear, const float* low_rank, int64_t stride) {
+    const LoadedMatrix& matrix = weights_.matrix(linear.weight);
+    input_.Prepare(low_rank, stride, rows(), InputNorm{}, matrix, false, pool_);
+    MatmulJob job;
+    job.matrix = &matrix;
+    job.input = &input_;
+    job.output.data = dt_.Get(static_cast<size_t>(rows() * matrix.rows));
+    job.output.stride = matrix.rows;
+    job.output.bias = Vector(linear.bias);
+    RunMatmuls({&job, 1}, pool_, matmul_scratch_);
+    return job.output.data;
+  }
+
+  // Runs work(span, begin, end) for blocks of channels of every span of the slice, on several
+  // threads or one.
+  template <class Work>
+  void ForChannelBlocks(int64_t channels, bool spread, const Work& work) {
+    const int64_t blocks = (channels + kChannelBlock - 1) / kChannelBlock;
+    const int64_t tasks = static_cast<int64_t>(spans_.size()) * blocks;
+    pool_.ParallelFor(tasks, spread ? 1 : tasks, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t first = i % blocks * kChannelBlock;
+        work(spans_[static_cast<size_t>(i / blocks)], first,
+             std::min(first + kChannelBlock, channels));
+      }
+    });
   }
 
   void Run(const AttentionOp& op) {
@@ -268,7 +437,14 @@ class CpuExecutor : public HostExecutor {
     const int64_t kv_width = m.kv_heads * m.head_dim;
     const int64_t stride = Width(op.input);
     const int64_t page_positions = state_.layout().page_positions;
-    const RopeTable rope = m.rope ? FilledRope(*m.rope) : RopeTable{};
+    RopeTable rope = m.rope ? FilledRope(*m.rope) : RopeTable{};
+    const float* qk = Values(op.input);
+    int64_t qk_stride = stride;
+    if (m.q_norm || m.k_norm) {
+      qk = NormedHeads(m, rope, qk, stride);
+      qk_stride = q_width + kv_width;
+      if (m.qk_norm_after_rope) rope = {};
+    }
     // Pages of all sequences, then tasks of all sequences.
     struct Task {
       size_t run;
@@ -289,8 +465,8 @@ class CpuExecutor : public HostExecutor {
       }
       AttentionRun& run = runs[s];
       run.mixer = &m;
-      run.qkv = Values(op.input) + span.row * stride;
-      run.qkv_stride = stride;
+      run.q = qk + span.row * qk_stride;
+      run.q_stride = qk_stride;
       run.output_stride = Width(op.output);
       run.output = Values(op.output) + span.row * run.output_stride;
       run.first_position = span.position;
@@ -306,14 +482,14 @@ class CpuExecutor : public HostExecutor {
       }
       // Appending is a copy of a few kilobytes per token.
       for (int64_t t = 0; t < span.tokens; ++t) {
-        const float* k = run.qkv + t * stride + q_width;
+        const float* k = run.q + t * qk_stride + q_width;
+        const float* v = Values(op.input) + (span.row + t) * stride + q_width + kv_width;
         const auto page = static_cast<size_t>((span.position + t) / page_positions);
         const int64_t at = (span.position + t) % page_positions * kv_width;
         const bool rotates = rope.values != nullptr;
         RotateHeads(k, m.kv_heads, m.head_dim, rotates ? run.rope.Row(t) : nullptr,
                     rotates ? rope.rotary_dim : 0, keys[s][page] + at);
-        std::memcpy(values[s][page] + at, k + kv_width,
-                    static_cast<size_t>(kv_width) * sizeof(float));
+        std::memcpy(values[s][page] + at, v, static_cast<size_t>(kv_width) * sizeof(float));
       }
     }
     pool_.ParallelFor(static_cast<int64_t>(tasks.size()), 1,
@@ -326,6 +502,34 @@ class CpuExecutor : public HostExecutor {
                       });
   }
 
+  // q | k of all rows after their norms (and, when that comes first, the rotation).
+  const float* NormedHeads(const Attention& m, const RopeTable& rope, const float* qkv,
+                           int64_t stride) {
+    const int64_t width = (m.heads + m.kv_heads) * m.head_dim;
+    const int64_t rotary_dim = m.qk_norm_after_rope ? rope.rotary_dim : 0;
+    float* normed = normed_heads_.Get(static_cast<size_t>(rows() * width));
+    pool_.ParallelFor(rows(), 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        float* q = normed + t * width;
+        RotateHeads(qkv + t * stride, m.heads + m.kv_heads, m.head_dim,
+                    rotary_dim > 0 ? rope.Row(t) : nullptr, rotary_dim, q);
+        NormHeads(m.q_norm, m.heads * m.head_dim, q);
+        NormHeads(m.k_norm, m.kv_heads * m.head_dim, q + m.heads * m.head_dim);
+      }
+    });
+    return normed;
+  }
+
+  // One weight for every head alone, or one for all together (plan.h).
+  void NormHeads(const std::optional<RmsNorm>& norm, int64_t width, float* x) const {
+    if (!norm) return;
+    const auto size =
+        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm->weight)].size());
+    for (int64_t begin = 0; begin < width; begin += size) {
+      RmsNormRow(x + begin, Vector(norm->weight), size, norm->groups, norm->eps, x + begin);
+    }
+  }
+
   void Run(const RouterOp& op) {
     const LoadedMatrix& matrix = weights_.matrix(op.router.weight);
     // Always with f32 activations: it is a small matrix, and a choice is not a matter of degree.
@@ -333,13 +537,16 @@ class CpuExecutor : public HostExecutor {
     MatmulJob job;
     job.matrix = &matrix;
     job.input = &input_;
-    job.output.data = router_scores_.Get(static_cast<size_t>(rows() * op.experts));
+    // Behind the scores, room for one row of choice scores.
+    job.output.data = router_scores_.Get(static_cast<size_t>((rows() + 1) * op.experts));
     job.output.stride = op.experts;
     job.output.bias = Vector(op.router.bias);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
     float* out = Values(op.output);
     for (int64_t t = 0; t < rows(); ++t) {
-      ChooseExperts(job.output.data + t * op.experts, op.experts, op.top_k, out + t * 2 * op.top_k);
+      ChooseExperts(op.routing, Vector(op.routing.choice_bias), job.output.data + t * op.experts,
+                    op.experts, op.top_k, job.output.data + rows() * op.experts,
+                    out + t * 2 * op.top_k);
     }
   }
 
@@ -405,9 +612,14 @@ class CpuExecutor : public HostExecutor {
   std::vector<Scratch<float>> attention_scratch_;  // per thread
   Scratch<float> gathered_;
   Scratch<float> gate_up_;
+  Scratch<float> normed_heads_;
   Scratch<float> convolved_;
   Scratch<float> steps_;
   std::vector<Mamba2Run> mamba2_runs_;
+  Scratch<float> low_rank_;
+  Scratch<float> dt_;
+  Scratch<float> normed_;
+  Scratch<float> selected_;
   Scratch<float> router_scores_;
   std::vector<RopeCache> ropes_;
   MoeRunner moe_;

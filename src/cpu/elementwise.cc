@@ -17,53 +17,97 @@ namespace HWY_NAMESPACE {
 void RmsNormRowImpl(const float* x, const float* weight, int64_t size, int64_t groups, float eps,
                     float* out) {
   const DF df;
-  constexpr auto kStep = static_cast<int64_t>(kLanes);
   const int64_t part = size / groups;
   for (int64_t begin = 0; begin < size; begin += part) {
     const float* from = x + begin;
-    const float* w = weight + begin;
+    const float* w = weight != nullptr ? weight + begin : nullptr;
     float* to = out + begin;
-    const int64_t whole = part / kStep * kStep;
-    const auto rest = static_cast<size_t>(part - whole);
     VF squares = hn::Zero(df);
-    for (int64_t i = 0; i < whole; i += kStep) {
-      const VF v = hn::LoadU(df, from + i);
-      squares = hn::MulAdd(v, v, squares);
-    }
-    if (rest > 0) {
-      const VF v = LoadFirst(from + whole, rest);
+    for (int64_t i = 0; i < part; i += kStep) {
+      const VF v = LoadChannels(from + i, part - i);
       squares = hn::MulAdd(v, v, squares);
     }
     const float mean = SumLanes(squares) / static_cast<float>(part);
     const VF factor = hn::Set(df, 1.0f / std::sqrt(mean + eps));
-    for (int64_t i = 0; i < whole; i += kStep) {
-      hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(df, from + i), factor), hn::LoadU(df, w + i)), df,
-                 to + i);
-    }
-    if (rest > 0) {
-      StoreFirst(
-          hn::Mul(hn::Mul(LoadFirst(from + whole, rest), factor), LoadFirst(w + whole, rest)),
-          to + whole, rest);
+    for (int64_t i = 0; i < part; i += kStep) {
+      VF y = hn::Mul(LoadChannels(from + i, part - i), factor);
+      if (w != nullptr) y = hn::Mul(y, LoadChannels(w + i, part - i));
+      StoreChannels(y, to + i, part - i);
     }
   }
 }
 
-void SiluMulRowImpl(const float* gate, const float* up, int64_t size, float* out) {
+// x Phi(x) by formula 7.1.26 of Abramowitz and Stegun: erf to 1.5e-7, so that the error is below
+// 1e-7 |x|.
+HWY_INLINE VF Gelu(VF x) {
   const DF df;
-  constexpr auto kStep = static_cast<int64_t>(kLanes);
+  const VF z = hn::Mul(hn::Abs(x), hn::Set(df, 0.70710678f));
+  const VF t =
+      hn::Div(hn::Set(df, 1.0f), hn::MulAdd(hn::Set(df, 0.3275911f), z, hn::Set(df, 1.0f)));
+  VF sum = hn::Set(df, 1.061405429f);
+  for (const float term : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) {
+    sum = hn::MulAdd(sum, t, hn::Set(df, term));
+  }
+  // erfc(|z|) / 2: the part of Phi beyond |x|.
+  const VF tail = hn::Mul(hn::Mul(hn::Set(df, 0.5f), hn::Mul(sum, t)),
+                          hn::Exp(df, hn::Max(hn::Neg(hn::Mul(z, z)), hn::Set(df, -88.0f))));
+  const VF phi = hn::IfThenElse(hn::Lt(x, hn::Zero(df)), tail, hn::Sub(hn::Set(df, 1.0f), tail));
+  return hn::Mul(x, phi);
+}
+
+// x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)); exp is kept finite as in Silu.
+HWY_INLINE VF GeluTanh(VF x) {
+  const DF df;
+  const VF cubic = hn::MulAdd(hn::Mul(hn::Set(df, 0.044715f), hn::Mul(x, x)), x, x);
+  const VF e =
+      hn::Exp(df, hn::Min(hn::Mul(hn::Set(df, -1.5957691216f), cubic), hn::Set(df, 88.0f)));
+  return hn::Div(x, hn::Add(hn::Set(df, 1.0f), e));
+}
+
+template <Activation kActivation>
+HWY_INLINE VF Activate(VF x) {
+  if constexpr (kActivation == Activation::kGelu) return Gelu(x);
+  if constexpr (kActivation == Activation::kGeluTanh) return GeluTanh(x);
+  if constexpr (kActivation == Activation::kRelu2) {
+    const VF positive = hn::Max(x, hn::Zero(DF()));
+    return hn::Mul(positive, positive);
+  }
+  return Silu(x);
+}
+
+template <Activation kActivation>
+HWY_INLINE void ActivateValues(const float* gate, const float* up, int64_t size, float* out) {
+  const DF df;
   int64_t i = 0;
   for (; i + kStep <= size; i += kStep) {
-    hn::StoreU(hn::Mul(Silu(hn::LoadU(df, gate + i)), hn::LoadU(df, up + i)), df, out + i);
+    VF y = Activate<kActivation>(hn::LoadU(df, gate + i));
+    if (up != nullptr) y = hn::Mul(y, hn::LoadU(df, up + i));
+    hn::StoreU(y, df, out + i);
   }
   if (i < size) {
     const auto rest = static_cast<size_t>(size - i);
-    StoreFirst(hn::Mul(Silu(LoadFirst(gate + i, rest)), LoadFirst(up + i, rest)), out + i, rest);
+    VF y = Activate<kActivation>(LoadFirst(gate + i, rest));
+    if (up != nullptr) y = hn::Mul(y, LoadFirst(up + i, rest));
+    StoreFirst(y, out + i, rest);
+  }
+}
+
+void ActivateRowImpl(Activation activation, const float* gate, const float* up, int64_t size,
+                     float* out) {
+  switch (activation) {
+    case Activation::kSilu:
+      return ActivateValues<Activation::kSilu>(gate, up, size, out);
+    case Activation::kGelu:
+      return ActivateValues<Activation::kGelu>(gate, up, size, out);
+    case Activation::kGeluTanh:
+      return ActivateValues<Activation::kGeluTanh>(gate, up, size, out);
+    case Activation::kRelu2:
+      return ActivateValues<Activation::kRelu2>(gate, up, size, out);
   }
 }
 
 void AddScaledRowImpl(const float* x, float factor, int64_t size, float* out) {
   const DF df;
-  constexpr auto kStep = static_cast<int64_t>(kLanes);
   const VF scale = hn::Set(df, factor);
   int64_t i = 0;
   for (; i + kStep <= size; i += kStep) {
@@ -83,7 +127,7 @@ HWY_AFTER_NAMESPACE();
 namespace adder {
 
 HWY_EXPORT(RmsNormRowImpl);
-HWY_EXPORT(SiluMulRowImpl);
+HWY_EXPORT(ActivateRowImpl);
 HWY_EXPORT(AddScaledRowImpl);
 
 void RmsNormRow(const float* x, const float* weight, int64_t size, int64_t groups, float eps,
@@ -91,8 +135,9 @@ void RmsNormRow(const float* x, const float* weight, int64_t size, int64_t group
   HWY_DYNAMIC_DISPATCH(RmsNormRowImpl)(x, weight, size, groups, eps, out);
 }
 
-void SiluMulRow(const float* gate, const float* up, int64_t size, float* out) {
-  HWY_DYNAMIC_DISPATCH(SiluMulRowImpl)(gate, up, size, out);
+void ActivateRow(Activation activation, const float* gate, const float* up, int64_t size,
+                 float* out) {
+  HWY_DYNAMIC_DISPATCH(ActivateRowImpl)(activation, gate, up, size, out);
 }
 
 void AddScaledRow(const float* x, float factor, int64_t size, float* out) {

@@ -3,15 +3,18 @@
 
 #include <cstdint>
 
+#include "model/plan.h"
+
 namespace adder {
 
 // out = x / sqrt(mean(x^2) + eps) * weight, the mean taken over each of `groups` equal parts. x and
-// out may be the same.
+// out may be the same. Without a weight (nullptr) it is 1.
 void RmsNormRow(const float* x, const float* weight, int64_t size, int64_t groups, float eps,
                 float* out);
 
-// out[i] = silu(gate[i]) * up[i].
-void SiluMulRow(const float* gate, const float* up, int64_t size, float* out);
+// out[i] = activation(gate[i]) * up[i], or without `up` (none) activation(gate[i]).
+void ActivateRow(Activation activation, const float* gate, const float* up, int64_t size,
+                 float* out);
 
 // out[i] += factor * x[i].
 void AddScaledRow(const float* x, float factor, int64_t size, float* out);

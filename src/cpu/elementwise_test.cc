@@ -47,12 +47,42 @@ TEST_P(ElementwiseTest, SiluMulEqualsTheFormula) {
   gate[40] = -87.5f;
   const std::vector<float> up = Wave(41, 0.4f);
   std::vector<float> out(42, 5.0f);
-  SiluMulRow(gate.data(), up.data(), 41, out.data());
+  ActivateRow(Activation::kSilu, gate.data(), up.data(), 41, out.data());
   for (size_t i = 0; i < 41; ++i) {
     const double expected = gate[i] / (1.0 + std::exp(-static_cast<double>(gate[i]))) * up[i];
     EXPECT_NEAR(out[i], expected, 2e-6 * (1e-6 + std::abs(expected))) << i;
   }
   EXPECT_EQ(out[41], 5.0f);
+}
+
+TEST_P(ElementwiseTest, OtherActivationsEqualTheirFormulas) {
+  std::vector<float> x = Wave(41, 0.9f);
+  x[2] = -20.0f;
+  x[3] = 20.0f;
+  x[4] = 0.0f;
+  x[5] = -4.5f;
+  const std::vector<float> up = Wave(41, 0.4f);
+  const auto formula = [](Activation activation, double v) {
+    if (activation == Activation::kGelu) return 0.5 * v * std::erfc(-v / std::sqrt(2.0));
+    if (activation == Activation::kRelu2) return v > 0 ? v * v : 0.0;
+    return 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+  };
+  for (const Activation activation :
+       {Activation::kGelu, Activation::kGeluTanh, Activation::kRelu2}) {
+    std::vector<float> out(42, 5.0f);
+    ActivateRow(activation, x.data(), nullptr, 41, out.data());
+    std::vector<float> gated(42, 5.0f);
+    ActivateRow(activation, x.data(), up.data(), 41, gated.data());
+    for (size_t i = 0; i < 41; ++i) {
+      const double expected = formula(activation, x[i]);
+      // The error of erf is absolute.
+      EXPECT_NEAR(out[i], expected, 1e-6 * (0.3 + std::abs(expected)))
+          << ActivationName(activation) << " of " << x[i];
+      EXPECT_NEAR(gated[i], static_cast<double>(out[i]) * up[i], 1e-6 * std::abs(gated[i]));
+    }
+    EXPECT_EQ(out[41], 5.0f);
+    EXPECT_EQ(gated[41], 5.0f);
+  }
 }
 
 TEST_P(ElementwiseTest, AddScaledEqualsTheFormula) {
@@ -66,10 +96,19 @@ TEST_P(ElementwiseTest, AddScaledEqualsTheFormula) {
 
 ADDER_ON_EVERY_TARGET(ElementwiseTest);
 
+std::vector<float> Choose(const Routing& routing, const std::vector<float>& bias,
+                          std::vector<float> logits, int64_t top_k) {
+  std::vector<float> scratch(logits.size());
+  std::vector<float> out(static_cast<size_t>(2 * top_k));
+  ChooseExperts(routing, bias.empty() ? nullptr : bias.data(), logits.data(),
+                static_cast<int64_t>(logits.size()), top_k, scratch.data(), out.data());
+  return out;
+}
+
+double SigmoidOf(double x) { return 1 / (1 + std::exp(-x)); }
+
 TEST(ChooseExpertsTest, LargestFirstTiesToTheLowerIndex) {
-  const std::vector<float> scores = {0.5f, 2.0f, -1.0f, 2.0f, 1.0f};
-  std::vector<float> out(6);
-  ChooseExperts(scores.data(), 5, 3, out.data());
+  const std::vector<float> out = Choose(Routing{}, {}, {0.5f, 2.0f, -1.0f, 2.0f, 1.0f}, 3);
   EXPECT_EQ(out[3], 1.0f);
   EXPECT_EQ(out[4], 3.0f);
   EXPECT_EQ(out[5], 4.0f);
@@ -77,6 +116,48 @@ TEST(ChooseExpertsTest, LargestFirstTiesToTheLowerIndex) {
   EXPECT_NEAR(out[0], 1 / sum, 1e-6);
   EXPECT_NEAR(out[1], 1 / sum, 1e-6);
   EXPECT_NEAR(out[2], std::exp(-1.0) / sum, 1e-6);
+}
+
+TEST(ChooseExpertsTest, SoftmaxOverAllKeepsItsWeights) {
+  Routing routing;
+  routing.normalize = false;
+  routing.scale = 2;
+  const std::vector<float> out = Choose(routing, {}, {0.5f, 2.0f, -1.0f, 1.0f}, 2);
+  const double sum = std::exp(0.5) + std::exp(2.0) + std::exp(-1.0) + std::exp(1.0);
+  EXPECT_EQ(out[2], 1.0f);
+  EXPECT_EQ(out[3], 3.0f);
+  EXPECT_NEAR(out[0], 2 * std::exp(2.0) / sum, 1e-6);
+  EXPECT_NEAR(out[1], 2 * std::exp(1.0) / sum, 1e-6);
+}
+
+TEST(ChooseExpertsTest, TheBiasChoosesButDoesNotWeigh) {
+  Routing routing;
+  routing.scores = RouterScores::kSigmoid;
+  routing.choice_bias = 0;
+  routing.normalize_eps = 0.25f;
+  const std::vector<float> out = Choose(routing, {0.5f, 0, 0, 0.4f}, {-1.0f, 2.0f, 1.0f, 0.0f}, 2);
+  // Choice scores: 0.769, 0.881, 0.731, 0.9.
+  EXPECT_EQ(out[2], 3.0f);
+  EXPECT_EQ(out[3], 1.0f);
+  const double sum = 0.5 + SigmoidOf(2) + 0.25;
+  EXPECT_NEAR(out[0], 0.5 / sum, 1e-6);
+  EXPECT_NEAR(out[1], SigmoidOf(2) / sum, 1e-6);
+}
+
+TEST(ChooseExpertsTest, OnlyTheBestGroupsAreChosenFrom) {
+  Routing routing;
+  routing.scores = RouterScores::kSigmoid;
+  routing.groups = 3;
+  routing.top_groups = 2;
+  routing.normalize = false;
+  // The largest logit lies in the worst group; groups count by their two best.
+  const std::vector<float> logits = {0.1f, -1.0f, 0.3f, 3.0f, -9.0f, -9.0f, 0.2f, 2.0f, -5.0f};
+  const std::vector<float> out = Choose(routing, {}, logits, 3);
+  EXPECT_EQ(out[3], 7.0f);
+  EXPECT_EQ(out[4], 2.0f);
+  EXPECT_EQ(out[5], 6.0f);
+  EXPECT_NEAR(out[0], SigmoidOf(2), 1e-6);
+  EXPECT_NEAR(out[2], SigmoidOf(0.2), 1e-6);
 }
 
 }  // namespace

@@ -69,6 +69,8 @@ Result RunKernels(const Model& model, const std::vector<float>& projected, int64
     run.tokens = take;
     run.projected = projected.data() + done * width;
     run.projected_stride = width;
+    run.dt = run.projected + m.inner() + m.conv_channels();
+    run.dt_stride = width;
     run.window = result.window.data();
     run.state = result.state.data();
     run.convolved = convolved.data();

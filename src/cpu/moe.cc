@@ -3,29 +3,91 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "cpu/elementwise.h"
 
 namespace adder {
 
-void ChooseExperts(const float* scores, int64_t experts, int64_t top_k, float* out) {
-  float* indices = out + top_k;
-  for (int64_t j = 0; j < top_k; ++j) {
+namespace {
+
+// Writes the indices of the `count` largest of values [size], largest first (ties: lower index).
+void PickLargest(const float* values, int64_t size, int64_t count, float* indices) {
+  for (int64_t j = 0; j < count; ++j) {
     int64_t best = -1;
-    for (int64_t e = 0; e < experts; ++e) {
-      const bool taken = std::find(indices, indices + j, static_cast<float>(e)) != indices + j;
-      if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
+    for (int64_t i = 0; i < size; ++i) {
+      const bool taken = std::find(indices, indices + j, static_cast<float>(i)) != indices + j;
+      if (!taken && (best < 0 || values[i] > values[best])) best = i;
     }
-    out[j] = scores[best];
     indices[j] = static_cast<float>(best);
   }
-  const float largest = out[0];
+}
+
+// exp(values - largest) in place; returns their sum.
+float Exponentials(float* values, int64_t size) {
+  const float largest = *std::max_element(values, values + size);
   float sum = 0;
-  for (int64_t j = 0; j < top_k; ++j) {
-    out[j] = std::exp(out[j] - largest);
-    sum += out[j];
+  for (int64_t i = 0; i < size; ++i) {
+    values[i] = std::exp(values[i] - largest);
+    sum += values[i];
   }
-  for (int64_t j = 0; j < top_k; ++j) out[j] /= sum;
+  return sum;
+}
+
+// Sets the choice scores outside of the best groups to 0.
+void KeepBestGroups(const Routing& routing, int64_t experts, float* choice) {
+  const int64_t size = experts / routing.groups;
+  std::vector<float> sums;
+  for (int64_t begin = 0; begin < experts; begin += size) {
+    float first = choice[begin];
+    float second = choice[begin + 1];
+    if (second > first) std::swap(first, second);
+    for (int64_t e = begin + 2; e < begin + size; ++e) {
+      if (choice[e] > first) {
+        second = std::exchange(first, choice[e]);
+      } else {
+        second = std::max(second, choice[e]);
+      }
+    }
+    sums.push_back(first + second);
+  }
+  std::vector<float> kept(static_cast<size_t>(routing.top_groups));
+  PickLargest(sums.data(), routing.groups, routing.top_groups, kept.data());
+  for (int64_t e = 0; e < experts; ++e) {
+    const auto group = static_cast<float>(e / size);
+    if (std::find(kept.begin(), kept.end(), group) == kept.end()) choice[e] = 0;
+  }
+}
+
+}  // namespace
+
+void ChooseExperts(const Routing& routing, const float* choice_bias, float* logits, int64_t experts,
+                   int64_t top_k, float* scratch, float* out) {
+  float* indices = out + top_k;
+  // Softmax keeps the order of the logits, and normalised over the chosen it needs no others.
+  const bool plain = routing.plain();
+  if (routing.scores == RouterScores::kSigmoid) {
+    for (int64_t e = 0; e < experts; ++e) logits[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+  } else if (!plain) {
+    const float sum = Exponentials(logits, experts);
+    for (int64_t e = 0; e < experts; ++e) logits[e] /= sum;
+  }
+  for (int64_t e = 0; e < experts; ++e) {
+    scratch[e] = choice_bias != nullptr ? logits[e] + choice_bias[e] : logits[e];
+  }
+  if (routing.top_groups < routing.groups) KeepBestGroups(routing, experts, scratch);
+  PickLargest(scratch, experts, top_k, indices);
+  for (int64_t j = 0; j < top_k; ++j) out[j] = logits[static_cast<int64_t>(indices[j])];
+  float sum = routing.normalize_eps;
+  if (plain) {
+    sum = Exponentials(out, top_k);
+  } else {
+    for (int64_t j = 0; j < top_k; ++j) sum += out[j];
+  }
+  for (int64_t j = 0; j < top_k; ++j) {
+    if (routing.normalize) out[j] /= sum;
+    out[j] *= routing.scale;
+  }
 }
 
 void MoeRunner::GroupByExpert(const float* routing, int64_t tokens, int64_t top_k, size_t experts) {
@@ -89,9 +151,10 @@ void MoeRunner::GateUp(const MoeContext& context, const ExpertGateUpOp& op, cons
       static_cast<int64_t>(uses_.size()), 4, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; ++i) {
           const Use& use = uses_[static_cast<size_t>(i)];
-          const float* gate = results_.data() + i * 2 * op.intermediate;
-          SiluMulRow(gate, gate + op.intermediate, op.intermediate,
-                     output + (use.token * op.top_k + use.slot) * op.intermediate);
+          const float* gate = results_.data() + i * matrix.rows;
+          ActivateRow(op.activation, gate, op.gated ? gate + op.intermediate : nullptr,
+                      op.intermediate,
+                      output + (use.token * op.top_k + use.slot) * op.intermediate);
         }
       });
 }

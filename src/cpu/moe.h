@@ -19,9 +19,11 @@ struct MoeContext {
   bool quantize;  // fast mode
 };
 
-// Chooses the top_k largest of `scores` [experts] (ties: lower index) and writes their softmax
-// weights, then their indices, to out [2 * top_k].
-void ChooseExperts(const float* scores, int64_t experts, int64_t top_k, float* out);
+// Chooses top_k experts by the rule of `routing` (plan.h) and writes their weights, then their
+// indices, to out [2 * top_k]. `logits` [experts] are overwritten with the scores. `choice_bias` is
+// none or [experts]; `scratch` has room for `experts` floats.
+void ChooseExperts(const Routing& routing, const float* choice_bias, float* logits, int64_t experts,
+                   int64_t top_k, float* scratch, float* out);
 
 class MoeRunner {
  public:

@@ -22,6 +22,7 @@
 #include "cuda/nvtx_range.h"
 #include "cuda/op_params.h"
 #include "cuda/part_timing.h"
+#include "cuda/supported.h"
 #include "cuda/wide_ops.h"
 #include "program/batch_checks.h"
 
@@ -258,7 +259,7 @@ class CudaExecutor : public Executor {
     const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
     const Op& op = program_.ops[index];
     if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      const bool same = linear->epilogue == Epilogue::kSiluMul && linear->input == gate_up->input &&
+      const bool same = linear->epilogue == Epilogue::kGated && linear->input == gate_up->input &&
                         linear->norm == gate_up->norm;
       return same && CanShareLaunch(weights_.stack(gate_up->gate_up), shared) ? linear : nullptr;
     }
@@ -505,7 +506,12 @@ class CudaExecutor : public Executor {
   void Launch(const Op& op) {
     const NvtxRange range(op.name);
     if (slice_.wide) return wide_->Launch(op, slice_);
-    std::visit([this](const auto& body) { Launch(body); }, op.body);
+    // CheckSupported has refused programs with other ops.
+    std::visit(
+        [this](const auto& body) {
+          if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body);
+        },
+        op.body);
   }
 
   LinearShape Shape(int tokens) const {
@@ -553,9 +559,11 @@ class CudaExecutor : public Executor {
       case Epilogue::kAdd:
         params.epilogue = LinearEpilogue::kAdd;
         break;
-      case Epilogue::kSiluMul:
+      case Epilogue::kGated:
         params.epilogue = LinearEpilogue::kSiluMul;
         break;
+      case Epilogue::kActivate:
+        Fail("The CUDA backend has no kernel for an MLP without a gate.");  // see CheckSupported
     }
     if (op.norm && op.norm->groups > 1) {
       RmsNormParams norm;
@@ -869,6 +877,7 @@ bool CudaAvailable(std::string* reason) {
 std::unique_ptr<Executor> MakeCudaExecutor(Program program, const CudaOptions& options) {
   std::string reason;
   if (!CudaAvailable(&reason)) Fail("Cannot use --device cuda: ", reason, ". Use --device cpu.");
+  cuda::CheckSupported(program);
   return std::make_unique<cuda::CudaExecutor>(std::move(program), options);
 }
 

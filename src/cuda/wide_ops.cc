@@ -6,6 +6,7 @@
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/mamba2_chunks.h"
 #include "cuda/op_params.h"
+#include "cuda/supported.h"
 
 namespace adder::cuda {
 namespace {
@@ -103,7 +104,7 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
       const PackedMatrix& matrix = weights_.matrix(linear->linear.weight);
       Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
       raise_unpacked(matrix);
-      if (linear->epilogue == Epilogue::kSiluMul) {
+      if (linear->epilogue == Epilogue::kGated) {
         Raise(sizes.gates, rows * Bf16Stride(matrix.rows));
       }
     } else if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
@@ -249,7 +250,11 @@ void WideOps::Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int ro
 }
 
 void WideOps::Launch(const Op& op, const Slice& slice) {
-  std::visit([&](const auto& body) { Launch(body, slice); }, op.body);
+  std::visit(
+      [&](const auto& body) {
+        if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body, slice);
+      },
+      op.body);
 }
 
 void WideOps::Launch(const EmbedOp& op, const Slice& slice) {
@@ -262,7 +267,7 @@ void WideOps::Launch(const LinearOp& op, const Slice& slice) {
   const float* bias = weights_.vector(op.linear.bias);
   const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
   DenseProduct product;
-  if (op.epilogue == Epilogue::kSiluMul) {
+  if (op.epilogue == Epilogue::kGated) {
     product.output = gates_;
     product.output_bf16 = true;
     product.output_stride = Bf16Stride(matrix.rows);

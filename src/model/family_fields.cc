@@ -135,7 +135,8 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
   return kinds;
 }
 
-Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor) {
+Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor,
+              double default_theta) {
   // Newer files put everything into rope_parameters, older ones split it.
   const std::optional<JsonObject> nested = config.Object({"rope_parameters", "rope_scaling"});
   const JsonObject& parameters = nested ? *nested : config;
@@ -143,7 +144,7 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial
   const JsonObject& partial_source = parameters.Has("partial_rotary_factor") ? parameters : config;
 
   Rope rope;
-  rope.theta = ReadPositive(theta_source, {"rope_theta"}, 10000.0);
+  rope.theta = ReadPositive(theta_source, {"rope_theta"}, default_theta);
   const double partial =
       ReadPositive(partial_source, {"partial_rotary_factor"}, default_partial_factor);
   if (partial > 1) {

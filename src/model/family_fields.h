@@ -48,7 +48,8 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
 // The rotary embedding of heads of `head_dim` elements: rope_theta with rope_scaling, or the newer
 // rope_parameters; partial_rotary_factor. Scalings: default, linear, llama3 (with the formula of
 // Llama 3.1); others are an Error.
-Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor = 1.0);
+Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor = 1.0,
+              double default_theta = 10000.0);
 
 // The heads of an attention layer: num_attention_heads, num_key_value_heads (default: as many),
 // head_dim (default: hidden / heads). Scale, rope and weights are left to the family.

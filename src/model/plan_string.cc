@@ -45,12 +45,23 @@ class PlanPrinter {
     if (norm.groups != 1) text += Concat(",groups=", norm.groups);
     return text + ")";
   }
-  static std::string ActivationText(Activation activation) {
-    switch (activation) {
-      case Activation::kSilu:
-        return "silu";
+  static std::string NormText(const std::optional<RmsNorm>& norm) {
+    return norm ? NormText(*norm) : std::string("none");
+  }
+  static std::string ActivationText(Activation activation, bool gated) {
+    return ActivationName(activation) + (gated ? "" : " ungated");
+  }
+
+  // Nothing for the common rule.
+  static std::string RoutingText(const Routing& routing) {
+    if (routing.plain()) return "";
+    std::string text = routing.scores == RouterScores::kSigmoid ? "(sigmoid" : "(softmax";
+    if (routing.choice_bias != kNoId) text += ",choice_bias";
+    if (routing.top_groups < routing.groups) {
+      text += Concat(",groups=", routing.top_groups, "/", routing.groups);
     }
-    return "unknown";
+    if (routing.normalize) text += Concat(",normalize(eps=", routing.normalize_eps, ")");
+    return text + Concat(",scale=", routing.scale, ")");
   }
 
   void PrintBlock(size_t index) {
@@ -63,6 +74,7 @@ class PlanPrinter {
       out_ << ")";
       separator = " + ";
     }
+    if (block.post_norm) out_ << " -> " << NormText(*block.post_norm);
     out_ << " -> residual_scale=" << block.residual_scale << "\n";
   }
 
@@ -75,6 +87,9 @@ class PlanPrinter {
     } else {
       out_ << "none";
     }
+    if (mixer.q_norm) out_ << " q_norm=" << NormText(*mixer.q_norm);
+    if (mixer.k_norm) out_ << " k_norm=" << NormText(*mixer.k_norm);
+    if (mixer.qk_norm_after_rope) out_ << " qk_norm_after_rope";
     out_ << " qkv=" << LinearText(mixer.qkv) << " output=" << LinearText(mixer.output);
   }
 
@@ -83,21 +98,50 @@ class PlanPrinter {
          << " d_state=" << mixer.d_state << " groups=" << mixer.groups << " d_conv=" << mixer.d_conv
          << (mixer.conv_bias != kNoId ? "+bias" : "") << " dt=[" << mixer.dt_min << ","
          << mixer.dt_max << "] chunk=" << mixer.chunk << " in_proj=" << LinearText(mixer.in_proj)
-         << " gated_norm=" << (mixer.gated_norm ? NormText(*mixer.gated_norm) : std::string("none"))
+         << " gated_norm=" << NormText(mixer.gated_norm)
+         << " out_proj=" << LinearText(mixer.out_proj);
+    if (mixer.selection) {
+      const Mamba2Selection& selection = *mixer.selection;
+      out_ << " selection=(dt_rank=" << selection.dt_rank << " proj=" << LinearText(selection.proj)
+           << " b_norm=" << NormText(selection.b_norm) << " c_norm=" << NormText(selection.c_norm)
+           << " dt_norm=" << NormText(selection.dt_norm)
+           << " dt_proj=" << LinearText(selection.dt_proj) << ")";
+    }
+  }
+
+  void Print(const ShortConv& mixer) {
+    out_ << "channels=" << mixer.channels << " d_conv=" << mixer.d_conv
+         << (mixer.conv_bias != kNoId ? "+bias" : "") << " in_proj=" << LinearText(mixer.in_proj)
+         << " out_proj=" << LinearText(mixer.out_proj);
+  }
+
+  void Print(const Mamba1& mixer) {
+    const auto norm = [](const std::optional<RmsNorm>& value) {
+      if (!value) return std::string("none");
+      return value->weight == kNoId ? NormText(*value) + " unweighted" : NormText(*value);
+    };
+    out_ << "inner=" << mixer.inner << " d_state=" << mixer.d_state << " d_conv=" << mixer.d_conv
+         << (mixer.conv_bias != kNoId ? "+bias" : "") << " dt_rank=" << mixer.dt_rank
+         << " in_proj=" << LinearText(mixer.in_proj) << " x_proj=" << LinearText(mixer.x_proj)
+         << " dt_norm=" << norm(mixer.dt_norm) << " b_norm=" << norm(mixer.b_norm)
+         << " c_norm=" << norm(mixer.c_norm) << " dt_proj=" << LinearText(mixer.dt_proj)
          << " out_proj=" << LinearText(mixer.out_proj);
   }
 
   void Print(const DenseMlp& mixer) {
     out_ << "intermediate=" << mixer.intermediate
-         << " activation=" << ActivationText(mixer.activation)
+         << " activation=" << ActivationText(mixer.activation, mixer.gated)
          << " gate_up=" << LinearText(mixer.gate_up) << " down=" << LinearText(mixer.down);
+    if (mixer.output_gate.weight != kNoId) {
+      out_ << " output_gate=" << LinearText(mixer.output_gate);
+    }
   }
 
   void Print(const MoeMlp& mixer) {
     out_ << "experts=" << mixer.experts << " top_k=" << mixer.top_k
          << " intermediate=" << mixer.intermediate
-         << " activation=" << ActivationText(mixer.activation)
-         << " router=" << LinearText(mixer.router)
+         << " activation=" << ActivationText(mixer.activation, mixer.gated)
+         << " router=" << LinearText(mixer.router) << RoutingText(mixer.routing)
          << " gate_up=" << MatrixText(mixer.gate_up.empty() ? kNoId : mixer.gate_up[0])
          << " down=" << MatrixText(mixer.down.empty() ? kNoId : mixer.down[0]);
   }

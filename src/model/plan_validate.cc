@@ -103,7 +103,15 @@ class Validator {
       }
       const int64_t size = VectorSize(vector);
       if (size < 0) Fail(where_, "its shapes are missing, disagree or overflow.");
+      Finite("offset", vector.offset);
       Range("size", size, 1, kMaxRows);
+      if (vector.transform == VectorTransform::kNegativeExpTransposed) {
+        // The loader transposes one [channels, d_state] tensor.
+        if (vector.parts.size() != 1 || vector.parts[0].shapes.size() != 1 ||
+            vector.parts[0].shapes[0].size() != 2) {
+          Fail(where_, "a decay to be transposed has exactly one part of two dimensions.");
+        }
+      }
       if (vector.transform != VectorTransform::kConvTimeMajor) continue;
       // The loader transposes one [channels, 1, taps] or [channels, taps, 1] tensor.
       if (vector.parts.size() != 1) Fail(where_, "a convolution weight has exactly one part.");
@@ -163,6 +171,17 @@ class Validator {
 
   void CheckNorm(const char* field, const RmsNorm& norm, int64_t size) {
     CheckVector(field, norm.weight, size);
+    CheckNormNumbers(field, norm, size);
+  }
+
+  // A norm that may be absent, or have no weight.
+  void CheckPlainNorm(const char* field, const std::optional<RmsNorm>& norm, int64_t size) {
+    if (!norm) return;
+    if (norm->weight != kNoId) CheckVector(field, norm->weight, size);
+    CheckNormNumbers(field, *norm, size);
+  }
+
+  void CheckNormNumbers(const char* field, const RmsNorm& norm, int64_t size) const {
     if (!std::isfinite(norm.eps) || norm.eps < 0) {
       Fail(where_, field, " eps is ", norm.eps, ", it should be a number of at least 0.");
     }
@@ -178,6 +197,14 @@ class Validator {
     CheckNorm("pre_norm", block.pre_norm, plan_.hidden);
     Finite("residual_scale", block.residual_scale);
     if (block.mixers.empty()) Fail(where_, "it has no mixers.");
+    if (block.post_norm) {
+      CheckNorm("post_norm", *block.post_norm, plan_.hidden);
+      Equal("number of mixers", static_cast<int64_t>(block.mixers.size()),
+            "the number that post_norm allows", 1);
+      if (std::holds_alternative<MoeMlp>(block.mixers[0])) {
+        Fail(where_, "a post_norm after MoeMlp is not implemented.");
+      }
+    }
     for (size_t i = 0; i < block.mixers.size(); ++i) {
       Enter(Concat(place, ", mixer ", i, " (", MixerName(block.mixers[i]), ")"));
       std::visit([this](const auto& mixer) { Check(mixer); }, block.mixers[i]);
@@ -202,6 +229,11 @@ class Validator {
         Finite("rope inverse_frequencies", frequency);
       }
     }
+    if (mixer.q_norm) CheckHeadNorm("q_norm", *mixer.q_norm, mixer.head_dim, mixer.heads);
+    if (mixer.k_norm) CheckHeadNorm("k_norm", *mixer.k_norm, mixer.head_dim, mixer.kv_heads);
+    if (mixer.qk_norm_after_rope && !mixer.rope) {
+      Fail(where_, "qk_norm_after_rope is set, but there is no rope.");
+    }
     CheckLinear("qkv", mixer.qkv, (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim,
                 plan_.hidden);
     CheckLinear("output", mixer.output, plan_.hidden, mixer.heads * mixer.head_dim);
@@ -222,6 +254,7 @@ class Validator {
       Fail(where_, "dt_max is ", mixer.dt_max, ", it should be at least dt_min (", mixer.dt_min,
            ").");
     }
+    if (mixer.selection) Range("selection dt_rank", mixer.selection->dt_rank, 1, kMaxSize);
     const std::optional<int64_t> state = ElementCount({mixer.heads, mixer.d_state, mixer.head_dim});
     if (!state || *state > kMaxStateSize) {
       Fail(where_, "a state of heads x d_state x head_dim = ",
@@ -234,14 +267,85 @@ class Validator {
     CheckVector("dt_bias", mixer.dt_bias, mixer.heads);
     CheckVector("a", mixer.a, mixer.heads);
     CheckVector("d", mixer.d, mixer.heads);
+    if (mixer.selection) CheckSelection(mixer, *mixer.selection);
     if (mixer.gated_norm) CheckNorm("gated_norm", *mixer.gated_norm, mixer.inner());
     CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.inner());
   }
 
+  void CheckSelection(const Mamba2& mixer, const Mamba2Selection& selection) {
+    const int64_t states = mixer.groups * mixer.d_state;
+    CheckLinear("selection proj", selection.proj, mixer.selection_rows(), mixer.inner());
+    if (selection.b_norm) CheckNorm("selection b_norm", *selection.b_norm, states);
+    if (selection.c_norm) CheckNorm("selection c_norm", *selection.c_norm, states);
+    if (selection.dt_norm) CheckNorm("selection dt_norm", *selection.dt_norm, selection.dt_rank);
+    CheckLinear("selection dt_proj", selection.dt_proj, mixer.heads, selection.dt_rank);
+  }
+
+  void Check(const ShortConv& mixer) {
+    Range("channels", mixer.channels, 1, kMaxSize);
+    Range("d_conv", mixer.d_conv, 1, 1024);
+    CheckLinear("in_proj", mixer.in_proj, 3 * mixer.channels, plan_.hidden);
+    CheckVector("conv_weight", mixer.conv_weight, mixer.d_conv * mixer.channels);
+    if (mixer.conv_bias != kNoId) CheckVector("conv_bias", mixer.conv_bias, mixer.channels);
+    CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.channels);
+  }
+
+  void Check(const Mamba1& mixer) {
+    Range("inner", mixer.inner, 1, kMaxSize);
+    Range("d_state", mixer.d_state, 1, kMaxSize);
+    Range("d_conv", mixer.d_conv, 1, 1024);
+    Range("dt_rank", mixer.dt_rank, 1, kMaxSize);
+    const std::optional<int64_t> state = ElementCount({mixer.d_state, mixer.inner});
+    if (!state || *state > kMaxStateSize) {
+      Fail(where_, "a state of d_state x inner = ", ShapeString({mixer.d_state, mixer.inner}),
+           " is larger than ", kMaxStateSize, " elements.");
+    }
+    CheckLinear("in_proj", mixer.in_proj, mixer.in_proj_rows(), plan_.hidden);
+    CheckVector("conv_weight", mixer.conv_weight, mixer.d_conv * mixer.inner);
+    if (mixer.conv_bias != kNoId) CheckVector("conv_bias", mixer.conv_bias, mixer.inner);
+    CheckLinear("x_proj", mixer.x_proj, mixer.x_proj_rows(), mixer.inner);
+    CheckPlainNorm("dt_norm", mixer.dt_norm, mixer.dt_rank);
+    CheckPlainNorm("b_norm", mixer.b_norm, mixer.d_state);
+    CheckPlainNorm("c_norm", mixer.c_norm, mixer.d_state);
+    CheckLinear("dt_proj", mixer.dt_proj, mixer.inner, mixer.dt_rank);
+    CheckVector("a", mixer.a, mixer.d_state * mixer.inner);
+    CheckVector("d", mixer.d, mixer.inner);
+    CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.inner);
+  }
+
+  // A norm of all heads together, or of each head alone with one weight for all.
+  void CheckHeadNorm(const char* field, const RmsNorm& norm, int64_t head_dim, int64_t heads) {
+    const bool known = norm.weight >= 0 && norm.weight < static_cast<int64_t>(plan_.vectors.size());
+    const bool each = known && VectorSize(plan_.vectors[norm.weight]) == head_dim;
+    CheckNorm(field, norm, each ? head_dim : heads * head_dim);
+  }
+
   void Check(const DenseMlp& mixer) {
     Range("intermediate", mixer.intermediate, 1, kMaxSize);
-    CheckLinear("gate_up", mixer.gate_up, 2 * mixer.intermediate, plan_.hidden);
+    const int64_t rows = mixer.gated ? 2 * mixer.intermediate : mixer.intermediate;
+    CheckLinear("gate_up", mixer.gate_up, rows, plan_.hidden);
     CheckLinear("down", mixer.down, plan_.hidden, mixer.intermediate);
+    if (mixer.output_gate.weight == kNoId) return;
+    CheckLinear("output_gate", mixer.output_gate, 1, plan_.hidden);
+    if (mixer.down.bias != kNoId)
+      Fail(where_, "down has a bias, which output_gate does not allow.");
+  }
+
+  void CheckRouting(const Routing& routing, int64_t experts, int64_t top_k) {
+    if (routing.choice_bias != kNoId) CheckVector("choice_bias", routing.choice_bias, experts);
+    Range("routing groups", routing.groups, 1, experts);
+    Range("routing top_groups", routing.top_groups, 1, routing.groups);
+    Divides("experts", experts, "routing groups", routing.groups);
+    if (routing.top_groups < routing.groups) {
+      Range("experts of a routing group", experts / routing.groups, 2, experts);
+      Range("top_k", top_k, 1, routing.top_groups * (experts / routing.groups));
+    }
+    Finite("routing scale", routing.scale);
+    // Written so that NaN fails.
+    if (!(routing.normalize_eps >= 0) || !std::isfinite(routing.normalize_eps)) {
+      Fail(where_, "routing normalize_eps is ", routing.normalize_eps,
+           ", it should be a number of at least 0.");
+    }
   }
 
   void Check(const MoeMlp& mixer) {
@@ -251,12 +355,14 @@ class Validator {
     Range("top_k", mixer.top_k, 1, mixer.experts);
     Range("intermediate", mixer.intermediate, 1, kMaxSize);
     CheckLinear("router", mixer.router, mixer.experts, plan_.hidden);
+    CheckRouting(mixer.routing, mixer.experts, mixer.top_k);
+    const int64_t rows = mixer.gated ? 2 * mixer.intermediate : mixer.intermediate;
     Equal("number of gate_up matrices", static_cast<int64_t>(mixer.gate_up.size()), "experts",
           mixer.experts);
     Equal("number of down matrices", static_cast<int64_t>(mixer.down.size()), "experts",
           mixer.experts);
     for (int64_t expert = 0; expert < mixer.experts; ++expert) {
-      CheckMatrix("gate_up", mixer.gate_up[expert], 2 * mixer.intermediate, plan_.hidden);
+      CheckMatrix("gate_up", mixer.gate_up[expert], rows, plan_.hidden);
       CheckMatrix("down", mixer.down[expert], plan_.hidden, mixer.intermediate);
     }
   }

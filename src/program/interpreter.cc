@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
+#include <numeric>
 
 #include "core/error.h"
 #include "program/batch_checks.h"
@@ -11,6 +13,25 @@ namespace adder {
 namespace {
 
 double Silu(double x) { return x / (1.0 + std::exp(-x)); }
+
+double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+double Activate(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kSilu:
+      return Silu(x);
+    case Activation::kGelu:
+      return x * 0.5 * std::erfc(-x / std::numbers::sqrt2);
+    case Activation::kGeluTanh:
+      // sqrt(2 / pi) = (2 / sqrt(pi)) / sqrt(2)
+      return 0.5 * x *
+             (1.0 + std::tanh(2.0 * std::numbers::inv_sqrtpi / std::numbers::sqrt2 *
+                              (x + 0.044715 * x * x * x)));
+    case Activation::kRelu2:
+      return x > 0 ? x * x : 0.0;
+  }
+  return x;
+}
 
 // log(1 + e^x). Above the threshold the result is x to f32 rounding; the references switch there.
 double Softplus(double x) { return x > 20.0 ? x : std::log1p(std::exp(x)); }
@@ -102,16 +123,21 @@ class Interpreter : public HostExecutor {
 
   // Row `row` of a buffer, after the norm if there is one. Not rounded to f32 in between.
   std::vector<double> NormalizedRow(BufferId id, size_t row, const std::optional<RmsNorm>& norm) {
-    const float* x = RowOf(id, row);
-    std::vector<double> out(x, x + Width(id));
+    return Normalized(RowOf(id, row), Width(id), norm);
+  }
+
+  std::vector<double> Normalized(const float* x, int64_t width,
+                                 const std::optional<RmsNorm>& norm) const {
+    std::vector<double> out(x, x + width);
     if (!norm) return out;
-    const float* weight = Vector(norm->weight);
     const size_t size = out.size() / static_cast<size_t>(norm->groups);
     for (size_t begin = 0; begin < out.size(); begin += size) {
       double squares = 0;
       for (size_t i = begin; i < begin + size; ++i) squares += out[i] * out[i];
       const double factor = 1.0 / std::sqrt(squares / static_cast<double>(size) + norm->eps);
-      for (size_t i = begin; i < begin + size; ++i) out[i] *= factor * weight[i];
+      for (size_t i = begin; i < begin + size; ++i) {
+        out[i] *= factor * (norm->weight == kNoId ? 1.0f : Vector(norm->weight)[i]);
+      }
     }
     return out;
   }
@@ -167,6 +193,7 @@ class Interpreter : public HostExecutor {
       const std::vector<double>& y = results[i];
       float* out = RowOf(op.output, i);
       const auto width = static_cast<size_t>(Width(op.output));
+      const double gate = op.row_gate == kNoId ? 1.0 : Sigmoid(RowOf(op.row_gate, i)[0]);
       for (size_t r = 0; r < width; ++r) {
         switch (op.epilogue) {
           case Epilogue::kStore:
@@ -175,8 +202,11 @@ class Interpreter : public HostExecutor {
           case Epilogue::kAdd:
             out[r] = static_cast<float>(out[r] + op.scale * y[r]);
             break;
-          case Epilogue::kSiluMul:
-            out[r] = static_cast<float>(Silu(y[r]) * y[width + r]);
+          case Epilogue::kGated:
+            out[r] = static_cast<float>(gate * Activate(op.activation, y[r]) * y[width + r]);
+            break;
+          case Epilogue::kActivate:
+            out[r] = static_cast<float>(gate * Activate(op.activation, y[r]));
             break;
         }
       }
@@ -192,8 +222,8 @@ class Interpreter : public HostExecutor {
       const std::vector<double> convolved =
           Convolve(op.mixer, projected + op.mixer.inner(),
                    state_.Recurrent(rows_[i].sequence, op.conv_state));
-      StateStep(op.mixer, convolved, dt, gate, state_.Recurrent(rows_[i].sequence, op.ssm_state),
-                RowOf(op.output, i));
+      StateStep(op.mixer, convolved, std::vector<double>(dt, dt + op.mixer.heads), gate,
+                state_.Recurrent(rows_[i].sequence, op.ssm_state), RowOf(op.output, i));
     }
   }
 
@@ -219,15 +249,16 @@ class Interpreter : public HostExecutor {
   }
 
   // One step of the recurrence; state is [heads, d_state, head_dim].
-  void StateStep(const Mamba2& m, const std::vector<double>& convolved, const float* dt_input,
-                 const float* gate, float* state, float* out) const {
+  void StateStep(const Mamba2& m, const std::vector<double>& convolved,
+                 const std::vector<double>& dt_input, const float* gate, float* state,
+                 float* out) const {
     const double* x = convolved.data();
     const double* b = x + m.inner();
     const double* c = b + m.groups * m.d_state;
     for (int64_t head = 0; head < m.heads; ++head) {
       const int64_t group = head / (m.heads / m.groups);
       const double dt = std::clamp<double>(
-          Softplus(static_cast<double>(dt_input[head]) + Vector(m.dt_bias)[head]), m.dt_min,
+          Softplus(dt_input[static_cast<size_t>(head)] + Vector(m.dt_bias)[head]), m.dt_min,
           m.dt_max);
       const double decay = std::exp(dt * Vector(m.a)[head]);
       for (int64_t p = 0; p < m.head_dim; ++p) {
@@ -244,6 +275,90 @@ class Interpreter : public HostExecutor {
     }
   }
 
+  void Run(const Mamba2SelectedOp& op) {
+    const Mamba2& m = op.mixer;
+    const Mamba2Selection& selection = *m.selection;
+    const int64_t states = m.groups * m.d_state;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* selected = RowOf(op.selected, i);
+      const float* x = RowOf(op.convolved, i);
+      std::vector<double> x_b_c(x, x + m.inner());
+      for (const auto& part : {Normalized(selected, states, selection.b_norm),
+                               Normalized(selected + states, states, selection.c_norm)}) {
+        x_b_c.insert(x_b_c.end(), part.begin(), part.end());
+      }
+      const std::vector<double> dt =
+          Normalized(selected + 2 * states, selection.dt_rank, selection.dt_norm);
+      StateStep(m, x_b_c, Apply(selection.dt_proj, {dt}).front(), RowOf(op.projected, i),
+                state_.Recurrent(rows_[i].sequence, op.ssm_state), RowOf(op.output, i));
+    }
+  }
+
+  void Run(const NormAddOp& op) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const std::vector<double> y = NormalizedRow(op.input, i, op.norm);
+      float* out = RowOf(op.output, i);
+      for (size_t k = 0; k < y.size(); ++k) out[k] = static_cast<float>(out[k] + op.scale * y[k]);
+    }
+  }
+
+  void Run(const CausalConvOp& op) {
+    const int64_t past = op.d_conv - 1;
+    const float* weight = Vector(op.weight);
+    // Tokens of one sequence lie in order.
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* row = RowOf(op.input, i);
+      float* window = state_.Recurrent(rows_[i].sequence, op.conv_state);
+      float* out = RowOf(op.output, i);
+      for (int64_t c = 0; c < op.channels; ++c) {
+        double now = row[op.x + c];
+        if (op.gate_before >= 0) now *= row[op.gate_before + c];
+        double y = op.bias == kNoId ? 0.0 : Vector(op.bias)[c];
+        for (int64_t t = 0; t < past; ++t) {
+          y += static_cast<double>(window[t * op.channels + c]) * weight[t * op.channels + c];
+        }
+        y += now * weight[past * op.channels + c];
+        if (op.silu) y = Silu(y);
+        if (op.gate_after >= 0) y *= row[op.gate_after + c];
+        out[c] = static_cast<float>(y);
+        for (int64_t t = 0; t + 1 < past; ++t) {
+          window[t * op.channels + c] = window[(t + 1) * op.channels + c];
+        }
+        if (past > 0) window[(past - 1) * op.channels + c] = static_cast<float>(now);
+      }
+    }
+  }
+
+  void Run(const Mamba1ScanOp& op) {
+    const Mamba1& m = op.mixer;
+    std::vector<std::vector<double>> low_rank;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      low_rank.push_back(Normalized(RowOf(op.selected, i), m.dt_rank, m.dt_norm));
+    }
+    const std::vector<std::vector<double>> dt = Apply(m.dt_proj, low_rank);
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* b_row = RowOf(op.selected, i) + m.dt_rank;
+      const std::vector<double> b = Normalized(b_row, m.d_state, m.b_norm);
+      const std::vector<double> c = Normalized(b_row + m.d_state, m.d_state, m.c_norm);
+      const float* x = RowOf(op.convolved, i);
+      const float* gate = RowOf(op.projected, i) + m.inner;
+      float* state = state_.Recurrent(rows_[i].sequence, op.ssm_state);
+      float* out = RowOf(op.output, i);
+      for (int64_t channel = 0; channel < m.inner; ++channel) {
+        const double step = Softplus(dt[i][static_cast<size_t>(channel)]);
+        double y = static_cast<double>(Vector(m.d)[channel]) * x[channel];
+        for (int64_t n = 0; n < m.d_state; ++n) {
+          float& h = state[n * m.inner + channel];
+          const double next = std::exp(step * Vector(m.a)[n * m.inner + channel]) * h +
+                              step * b[static_cast<size_t>(n)] * x[channel];
+          h = static_cast<float>(next);
+          y += c[static_cast<size_t>(n)] * next;
+        }
+        out[channel] = static_cast<float>(y * Silu(gate[channel]));
+      }
+    }
+  }
+
   void Run(const AttentionOp& op) {
     const Attention& a = op.mixer;
     const int64_t q_width = a.heads * a.head_dim;
@@ -252,12 +367,14 @@ class Interpreter : public HostExecutor {
     for (size_t i = 0; i < rows_.size(); ++i) {
       const Row& row = rows_[i];
       std::vector<float> qkv(RowOf(op.input, i), RowOf(op.input, i) + q_width + 2 * kv_width);
+      if (!a.qk_norm_after_rope) NormHeads(a, qkv.data());
       // q and k lie side by side: their heads are rotated alike.
       if (a.rope) {
         for (int64_t head = 0; head < a.heads + a.kv_heads; ++head) {
           Rotate(*a.rope, row.position, qkv.data() + head * a.head_dim);
         }
       }
+      if (a.qk_norm_after_rope) NormHeads(a, qkv.data());
       const int64_t page = row.position / page_positions;
       const int64_t slot = row.position % page_positions;
       const float* k = qkv.data() + q_width;
@@ -267,6 +384,27 @@ class Interpreter : public HostExecutor {
       for (int64_t head = 0; head < a.heads; ++head) {
         AttendHead(op, row, head, qkv.data() + head * a.head_dim,
                    RowOf(op.output, i) + head * a.head_dim);
+      }
+    }
+  }
+
+  // The norms of q [heads * head_dim] and of k behind it, in place.
+  void NormHeads(const Attention& a, float* q) const {
+    if (a.q_norm) NormHeads(*a.q_norm, a.heads, a.head_dim, q);
+    if (a.k_norm) NormHeads(*a.k_norm, a.kv_heads, a.head_dim, q + a.heads * a.head_dim);
+  }
+  void NormHeads(const RmsNorm& norm, int64_t heads, int64_t head_dim, float* x) const {
+    const auto width =
+        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size());
+    const int64_t part = width / norm.groups;
+    for (int64_t begin = 0; begin < heads * head_dim; begin += part) {
+      double squares = 0;
+      for (int64_t i = 0; i < part; ++i)
+        squares += static_cast<double>(x[begin + i]) * x[begin + i];
+      const double factor = 1.0 / std::sqrt(squares / static_cast<double>(part) + norm.eps);
+      for (int64_t i = 0; i < part; ++i) {
+        x[begin + i] =
+            static_cast<float>(x[begin + i] * factor * Vector(norm.weight)[(begin + i) % width]);
       }
     }
   }
@@ -321,26 +459,52 @@ class Interpreter : public HostExecutor {
     for (double& value : values) value /= sum;
   }
 
+  // Indices of the `count` largest, largest first; of equals the lower index first.
+  static std::vector<size_t> Largest(const std::vector<double>& values, int64_t count) {
+    std::vector<size_t> order(values.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return values[a] > values[b]; });
+    order.resize(static_cast<size_t>(count));
+    return order;
+  }
+
+  // What the choice of experts goes by.
+  std::vector<double> ChoiceScores(const Routing& routing, std::vector<double> scores) const {
+    if (routing.choice_bias != kNoId) {
+      for (size_t e = 0; e < scores.size(); ++e) scores[e] += Vector(routing.choice_bias)[e];
+    }
+    if (routing.top_groups == routing.groups) return scores;
+    const size_t size = scores.size() / static_cast<size_t>(routing.groups);
+    std::vector<double> group_scores;
+    for (size_t begin = 0; begin < scores.size(); begin += size) {
+      std::vector<double> group(scores.begin() + static_cast<std::ptrdiff_t>(begin),
+                                scores.begin() + static_cast<std::ptrdiff_t>(begin + size));
+      std::sort(group.rbegin(), group.rend());
+      group_scores.push_back(group[0] + group[1]);
+    }
+    const std::vector<size_t> kept = Largest(group_scores, routing.top_groups);
+    for (size_t e = 0; e < scores.size(); ++e) {
+      if (std::find(kept.begin(), kept.end(), e / size) == kept.end()) scores[e] = 0;
+    }
+    return scores;
+  }
+
   void Run(const RouterOp& op) {
     for (size_t i = 0; i < rows_.size(); ++i) {
-      const std::vector<double> scores =
-          Apply(op.router, {NormalizedRow(op.input, i, op.norm)}).front();
-      std::vector<size_t> chosen;
-      std::vector<double> weights;
-      for (int64_t j = 0; j < op.top_k; ++j) {
-        // The largest not yet chosen; of equals the first.
-        size_t best = scores.size();
-        for (size_t e = 0; e < scores.size(); ++e) {
-          const bool taken = std::find(chosen.begin(), chosen.end(), e) != chosen.end();
-          if (!taken && (best == scores.size() || scores[e] > scores[best])) best = e;
-        }
-        chosen.push_back(best);
-        weights.push_back(scores[best]);
+      std::vector<double> scores = Apply(op.router, {NormalizedRow(op.input, i, op.norm)}).front();
+      if (op.routing.scores == RouterScores::kSigmoid) {
+        std::transform(scores.begin(), scores.end(), scores.begin(), Sigmoid);
+      } else {
+        SoftmaxInPlace(scores);
       }
-      SoftmaxInPlace(weights);
+      const std::vector<size_t> chosen = Largest(ChoiceScores(op.routing, scores), op.top_k);
+      double sum = op.routing.normalize_eps;
+      for (size_t expert : chosen) sum += scores[expert];
       float* out = RowOf(op.output, i);
       for (size_t j = 0; j < chosen.size(); ++j) {
-        out[j] = static_cast<float>(weights[j]);
+        const double weight = scores[chosen[j]] / (op.routing.normalize ? sum : 1.0);
+        out[j] = static_cast<float>(op.routing.scale * weight);
         out[chosen.size() + j] = static_cast<float>(chosen[j]);
       }
     }
@@ -358,7 +522,10 @@ class Interpreter : public HostExecutor {
         const std::vector<double> y = Multiply(matrix, {x}).front();
         float* out = RowOf(op.output, i) + j * op.intermediate;
         const auto width = static_cast<size_t>(op.intermediate);
-        for (size_t r = 0; r < width; ++r) out[r] = static_cast<float>(Silu(y[r]) * y[width + r]);
+        for (size_t r = 0; r < width; ++r) {
+          const double up = op.gated ? y[width + r] : 1.0;
+          out[r] = static_cast<float>(Activate(op.activation, y[r]) * up);
+        }
       }
     }
   }

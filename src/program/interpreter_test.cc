@@ -310,6 +310,112 @@ TEST(Interpreter, AttentionMatchesTheClosedFormAcrossPages) {
   }
 }
 
+// Norms of each head alone (q) and of all heads together (k), before or after the rotation.
+TEST(Interpreter, NormsOfQueriesAndKeysMatchTheClosedForm) {
+  const std::vector<int32_t> tokens{3, 1, 4, 1, 5};
+  for (const bool after_rope : {false, true}) {
+    PlanBuilder builder = test::StartPlan(13, 7);
+    Attention a = test::TestAttention(builder, "a0", 7);
+    a.q_norm = builder.Norm("q_norm", 6);
+    a.k_norm = builder.Norm("k_norm", 12);
+    a.qk_norm_after_rope = after_rope;
+    test::AddBlock(builder, 0, {a});
+    Runner runner(builder);
+    const auto norm = [&](std::vector<double>& row, size_t begin, size_t size, const RmsNorm& n) {
+      double squares = 0;
+      for (size_t i = begin; i < begin + size; ++i) squares += row[i] * row[i];
+      for (size_t i = begin; i < begin + size; ++i) {
+        row[i] *= runner.V(n.weight)[i - begin] / std::sqrt(squares / double(size) + n.eps);
+      }
+    };
+    Rows qkv = runner.Until("layers.0.attention.qkv", tokens);
+    Attention plain = a;
+    for (size_t t = 0; t < qkv.size(); ++t) {
+      if (after_rope) {
+        // The closed form is to find the rows already rotated.
+        for (size_t head = 0; head < 6; ++head) {
+          for (size_t i = head * 6; i < head * 6 + 2; ++i) {
+            const double angle = double(t) * a.rope->inverse_frequencies[i % 6];
+            const double x = qkv[t][i];
+            const double y = qkv[t][i + 2];
+            qkv[t][i] = x * std::cos(angle) - y * std::sin(angle);
+            qkv[t][i + 2] = y * std::cos(angle) + x * std::sin(angle);
+          }
+        }
+        plain.rope.reset();
+      }
+      for (size_t head = 0; head < 4; ++head) norm(qkv[t], head * 6, 6, *a.q_norm);
+      norm(qkv[t], 24, 12, *a.k_norm);
+    }
+    ExpectNear(runner.Until("layers.0.attention.attend", tokens), AttentionClosedForm(qkv, plain));
+  }
+}
+
+TEST(Interpreter, MlpWithoutAGateAndWithAnOutputGate) {
+  PlanBuilder builder = test::StartPlan(13, 7);
+  DenseMlp mlp;
+  mlp.intermediate = 11;
+  mlp.activation = Activation::kRelu2;
+  mlp.gated = false;
+  mlp.gate_up = builder.Linear("up", 11, 7, true);
+  mlp.down = builder.Linear("down", 7, 11);
+  mlp.output_gate = builder.Linear("output_gate", 1, 7, true);
+  test::AddBlock(builder, 0, {mlp});
+  Runner runner(builder);
+  const Rows x = runner.Until("embed", {2, 9});
+  Rows expected;
+  for (const auto& row : x) {
+    const auto normed = runner.Norm(builder.plan.blocks[0].pre_norm, row);
+    const double gate = Sigmoid(runner.Apply(mlp.output_gate, normed)[0]);
+    expected.push_back(runner.Apply(mlp.gate_up, normed));
+    for (double& y : expected.back()) y = y > 0 ? gate * y * y : 0;
+  }
+  ExpectNear(runner.Until("layers.0.mlp.gate_up", {2, 9}), expected);
+}
+
+TEST(Interpreter, RouterWithSigmoidGroupsAndChoiceBias) {
+  PlanBuilder builder = test::StartPlan(13, 7);
+  MoeMlp moe = test::TestMoe(builder, "e0", 7);
+  moe.experts = 6;
+  moe.top_k = 2;
+  moe.router = builder.Linear("router", 6, 7, true);
+  moe.gate_up.push_back(builder.Matrix("sixth.gate_up", 12, 7));
+  moe.down.push_back(builder.Matrix("sixth.down", 7, 6));
+  moe.routing.scores = RouterScores::kSigmoid;
+  moe.routing.choice_bias = builder.Vector("choice_bias", {0.1f, 0.0f, -0.2f, 0.6f, 0.05f, -0.3f});
+  moe.routing.groups = 3;
+  moe.routing.top_groups = 2;
+  moe.routing.normalize_eps = 0.5f;
+  moe.routing.scale = 2.5f;
+  test::AddBlock(builder, 0, {moe});
+  Runner runner(builder);
+  Rows expected;
+  for (const auto& row : runner.Until("embed", {2, 9, 4})) {
+    auto scores = runner.Apply(moe.router, runner.Norm(builder.plan.blocks[0].pre_norm, row));
+    std::vector<double> choice;
+    for (size_t e = 0; e < 6; ++e) {
+      scores[e] = Sigmoid(scores[e]);
+      choice.push_back(scores[e] + runner.V(moe.routing.choice_bias)[e]);
+    }
+    // Groups are pairs: the worst pair drops out.
+    size_t worst = 0;
+    for (size_t g = 1; g < 3; ++g) {
+      if (choice[2 * g] + choice[2 * g + 1] < choice[2 * worst] + choice[2 * worst + 1]) worst = g;
+    }
+    choice[2 * worst] = choice[2 * worst + 1] = 0;
+    const auto best = [&] {
+      return static_cast<size_t>(std::max_element(choice.begin(), choice.end()) - choice.begin());
+    };
+    const size_t first = best();
+    choice[first] = -1;
+    const size_t second = best();
+    const double sum = scores[first] + scores[second] + 0.5;
+    expected.push_back(
+        {2.5 * scores[first] / sum, 2.5 * scores[second] / sum, double(first), double(second)});
+  }
+  ExpectNear(runner.Until("layers.0.moe.router", {2, 9, 4}), expected);
+}
+
 TEST(Interpreter, RouterOrdersByFallingWeight) {
   Runner runner(test::TwoLayerPlan());
   const Block& block = runner.plan.blocks[1];

@@ -55,9 +55,14 @@ class Lowering {
     AddOp("embed", -1, EmbedOp{plan.embedding, plan.embedding_scale, program_.residual});
     for (size_t b = 0; b < plan.blocks.size(); ++b) LowerBlock(static_cast<int>(b));
     program_.logits = AddBuffer("logits", plan.vocab);
-    AddOp("head", -1,
-          LinearOp{program_.residual, plan.final_norm, plan.head, Epilogue::kStore,
-                   plan.logits_scale, program_.logits, /*logits_rows_only=*/true});
+    LinearOp head;
+    head.input = program_.residual;
+    head.norm = plan.final_norm;
+    head.linear = plan.head;
+    head.scale = plan.logits_scale;
+    head.output = program_.logits;
+    head.logits_rows_only = true;
+    AddOp("head", -1, std::move(head));
     return std::move(program_);
   }
 
@@ -85,10 +90,11 @@ class Lowering {
     AddOp(prefix + "qkv", block_->layer, Projection(mixer.qkv, Epilogue::kStore, qkv));
     AddOp(prefix + "attend", block_->layer,
           AttentionOp{mixer, qkv, attended, program_.layout.FindKv(block_index_, mixer_index_)});
-    AddToResidual(prefix + "o_proj", attended, std::nullopt, mixer.output);
+    AddToResidual(prefix, "o_proj", attended, std::nullopt, mixer.output);
   }
 
   void Lower(const Mamba2& mixer) {
+    if (mixer.selection) return LowerSelected(mixer);
     const std::string prefix = Prefix("mamba2");
     const BufferId projected = TakeBuffer("mamba2.in_proj", mixer.in_proj_rows());
     const BufferId scanned = TakeBuffer("mamba2.scan", mixer.inner());
@@ -98,15 +104,81 @@ class Lowering {
           Mamba2Op{mixer, projected, scanned,
                    program_.layout.FindRecurrent(block_index_, mixer_index_, "conv"),
                    program_.layout.FindRecurrent(block_index_, mixer_index_, "ssm")});
-    AddToResidual(prefix + "out_proj", scanned, mixer.gated_norm, mixer.out_proj);
+    AddToResidual(prefix, "out_proj", scanned, mixer.gated_norm, mixer.out_proj);
+  }
+
+  void LowerSelected(const Mamba2& mixer) {
+    const std::string prefix = Prefix("mamba2");
+    const BufferId projected = TakeBuffer("mamba2.in_proj", mixer.in_proj_rows());
+    const BufferId convolved = TakeBuffer("mamba2.conv", mixer.inner());
+    const BufferId selected = TakeBuffer("mamba2.selection", mixer.selection_rows());
+    const BufferId scanned = TakeBuffer("mamba2.scan", mixer.inner());
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, projected));
+    CausalConvOp conv = Conv(mixer, mixer.inner(), projected, convolved);
+    conv.x = mixer.inner();
+    conv.silu = true;
+    AddOp(prefix + "conv", block_->layer, conv);
+    LinearOp select;
+    select.input = convolved;
+    select.linear = mixer.selection->proj;
+    select.output = selected;
+    AddOp(prefix + "selection", block_->layer, std::move(select));
+    AddOp(prefix + "scan", block_->layer,
+          Mamba2SelectedOp{mixer, projected, convolved, selected, scanned,
+                           program_.layout.FindRecurrent(block_index_, mixer_index_, "ssm")});
+    AddToResidual(prefix, "out_proj", scanned, mixer.gated_norm, mixer.out_proj);
+  }
+
+  void Lower(const ShortConv& mixer) {
+    const std::string prefix = Prefix("short_conv");
+    const BufferId projected = TakeBuffer("short_conv.in_proj", 3 * mixer.channels);
+    const BufferId convolved = TakeBuffer("short_conv.conv", mixer.channels);
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, projected));
+    CausalConvOp conv = Conv(mixer, mixer.channels, projected, convolved);
+    conv.gate_before = 0;
+    conv.gate_after = mixer.channels;
+    conv.x = 2 * mixer.channels;
+    AddOp(prefix + "conv", block_->layer, conv);
+    AddToResidual(prefix, "out_proj", convolved, std::nullopt, mixer.out_proj);
+  }
+
+  void Lower(const Mamba1& mixer) {
+    const std::string prefix = Prefix("mamba1");
+    const BufferId projected = TakeBuffer("mamba1.in_proj", mixer.in_proj_rows());
+    const BufferId convolved = TakeBuffer("mamba1.conv", mixer.inner);
+    const BufferId selected = TakeBuffer("mamba1.x_proj", mixer.x_proj_rows());
+    const BufferId scanned = TakeBuffer("mamba1.scan", mixer.inner);
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, projected));
+    CausalConvOp conv = Conv(mixer, mixer.inner, projected, convolved);
+    conv.silu = true;
+    AddOp(prefix + "conv", block_->layer, conv);
+    LinearOp x_proj;
+    x_proj.input = convolved;
+    x_proj.linear = mixer.x_proj;
+    x_proj.output = selected;
+    AddOp(prefix + "x_proj", block_->layer, std::move(x_proj));
+    AddOp(prefix + "scan", block_->layer,
+          Mamba1ScanOp{mixer, projected, convolved, selected, scanned,
+                       program_.layout.FindRecurrent(block_index_, mixer_index_, "ssm")});
+    AddToResidual(prefix, "out_proj", scanned, std::nullopt, mixer.out_proj);
   }
 
   void Lower(const DenseMlp& mixer) {
     const std::string prefix = Prefix("mlp");
     const BufferId activated = TakeBuffer("mlp.gate_up", mixer.intermediate);
-    AddOp(prefix + "gate_up", block_->layer,
-          Projection(mixer.gate_up, Epilogue::kSiluMul, activated));
-    AddToResidual(prefix + "down", activated, std::nullopt, mixer.down);
+    LinearOp gate_up =
+        Projection(mixer.gate_up, mixer.gated ? Epilogue::kGated : Epilogue::kActivate, activated);
+    gate_up.activation = mixer.activation;
+    if (mixer.output_gate.weight != kNoId) {
+      gate_up.row_gate = TakeBuffer("mlp.output_gate", 1);
+      AddOp(prefix + "output_gate", block_->layer,
+            Projection(mixer.output_gate, Epilogue::kStore, gate_up.row_gate));
+    }
+    AddOp(prefix + "gate_up", block_->layer, std::move(gate_up));
+    AddToResidual(prefix, "down", activated, std::nullopt, mixer.down);
   }
 
   void Lower(const MoeMlp& mixer) {
@@ -115,24 +187,59 @@ class Lowering {
     const BufferId activated = TakeBuffer("moe.gate_up", mixer.top_k * mixer.intermediate);
     AddOp(prefix + "router", block_->layer,
           RouterOp{program_.residual, block_->pre_norm, mixer.router, mixer.experts, mixer.top_k,
-                   routing});
+                   mixer.routing, routing});
     AddOp(prefix + "gate_up", block_->layer,
           ExpertGateUpOp{program_.residual, block_->pre_norm, routing, mixer.top_k,
-                         mixer.intermediate, mixer.gate_up, activated});
+                         mixer.intermediate, mixer.activation, mixer.gated, mixer.gate_up,
+                         activated});
     additions_.push_back({prefix + "down", block_->layer,
                           ExpertDownOp{activated, routing, mixer.top_k, mixer.intermediate,
                                        mixer.down, block_->residual_scale, program_.residual}});
   }
 
-  LinearOp Projection(const Linear& linear, Epilogue epilogue, BufferId output) const {
-    return LinearOp{program_.residual, block_->pre_norm, linear, epilogue, 1.0f, output, false};
+  // The convolution of a mixer over the first `channels` columns of `input`.
+  template <class M>
+  CausalConvOp Conv(const M& mixer, int64_t channels, BufferId input, BufferId output) const {
+    CausalConvOp conv;
+    conv.channels = channels;
+    conv.d_conv = mixer.d_conv;
+    conv.weight = mixer.conv_weight;
+    conv.bias = mixer.conv_bias;
+    conv.input = input;
+    conv.output = output;
+    conv.conv_state = program_.layout.FindRecurrent(block_index_, mixer_index_, "conv");
+    return conv;
   }
 
-  void AddToResidual(const std::string& name, BufferId input, const std::optional<RmsNorm>& norm,
-                     const Linear& linear) {
-    additions_.push_back({name, block_->layer,
-                          LinearOp{input, norm, linear, Epilogue::kAdd, block_->residual_scale,
-                                   program_.residual, false}});
+  LinearOp Projection(const Linear& linear, Epilogue epilogue, BufferId output) const {
+    LinearOp op;
+    op.input = program_.residual;
+    op.norm = block_->pre_norm;
+    op.linear = linear;
+    op.epilogue = epilogue;
+    op.output = output;
+    return op;
+  }
+
+  // The last projection of a mixer, `prefix` + `name`: added to x, or when the block has a
+  // post_norm kept for it.
+  void AddToResidual(const std::string& prefix, const char* name, BufferId input,
+                     const std::optional<RmsNorm>& norm, const Linear& linear) {
+    LinearOp op;
+    op.input = input;
+    op.norm = norm;
+    op.linear = linear;
+    if (!block_->post_norm) {
+      op.epilogue = Epilogue::kAdd;
+      op.scale = block_->residual_scale;
+      op.output = program_.residual;
+      additions_.push_back({prefix + name, block_->layer, std::move(op)});
+      return;
+    }
+    op.output = TakeBuffer("post_norm", program_.plan->hidden);
+    const NormAddOp add{op.output, *block_->post_norm, block_->residual_scale, program_.residual};
+    additions_.push_back({prefix + name, block_->layer, std::move(op)});
+    additions_.push_back({prefix + "post_norm", block_->layer, add});
   }
 
   // "layers.3.mlp.", or "layers.3.mlp_2." for the layer's second mixer of that kind.

@@ -20,7 +20,9 @@ class Describe {
     std::string text = Norm(op.norm) + "linear " + MatrixShape(op.linear.weight);
     if (op.linear.bias != kNoId) text += " + bias";
     if (op.epilogue == Epilogue::kAdd) text += ", add";
-    if (op.epilogue == Epilogue::kSiluMul) text += ", silu(gate) * up";
+    if (op.epilogue == Epilogue::kGated) text += ", " + Activated(op.activation, true);
+    if (op.epilogue == Epilogue::kActivate) text += ", " + Activated(op.activation, false);
+    if (op.row_gate != kNoId) text += " * sigmoid(row gate)";
     return text + Scale(op.scale);
   }
   std::string operator()(const Mamba2Op& op) const {
@@ -28,16 +30,44 @@ class Describe {
     return Concat("mamba2 scan, heads ", m.heads, " x ", m.head_dim, ", d_state ", m.d_state,
                   ", groups ", m.groups, ", d_conv ", m.d_conv);
   }
+  std::string operator()(const Mamba2SelectedOp& op) const {
+    const Mamba2& m = op.mixer;
+    return Concat("mamba2 scan of selected, heads ", m.heads, " x ", m.head_dim, ", d_state ",
+                  m.d_state, ", groups ", m.groups, ", dt_rank ", m.selection->dt_rank);
+  }
+  std::string operator()(const NormAddOp& op) const {
+    return Norm(op.norm) + "add" + Scale(op.scale);
+  }
+  std::string operator()(const CausalConvOp& op) const {
+    std::string text = Concat("causal conv, channels ", op.channels, ", d_conv ", op.d_conv);
+    if (op.gate_before >= 0) text += ", gate before";
+    if (op.silu) text += ", silu";
+    if (op.gate_after >= 0) text += ", gate after";
+    return text;
+  }
+  std::string operator()(const Mamba1ScanOp& op) const {
+    const Mamba1& m = op.mixer;
+    const bool normed = m.dt_norm || m.b_norm || m.c_norm;
+    return Concat("mamba1 scan, inner ", m.inner, ", d_state ", m.d_state, ", dt_rank ", m.dt_rank,
+                  normed ? ", normed" : "");
+  }
   std::string operator()(const AttentionOp& op) const {
     const Attention& a = op.mixer;
     return Concat("attention, heads ", a.heads, " / ", a.kv_heads, " x ", a.head_dim,
-                  a.rope ? ", rope" : "");
+                  a.q_norm ? ", q norm" : "", a.k_norm ? ", k norm" : "", a.rope ? ", rope" : "",
+                  a.qk_norm_after_rope ? " before the norms" : "");
   }
   std::string operator()(const RouterOp& op) const {
-    return Concat(Norm(op.norm), "router, top ", op.top_k, " of ", op.experts);
+    const Routing& r = op.routing;
+    return Concat(
+        Norm(op.norm), "router, ", r.scores == RouterScores::kSigmoid ? "sigmoid, " : "",
+        r.choice_bias != kNoId ? "choice bias, " : "", "top ", op.top_k, " of ", op.experts,
+        r.top_groups < r.groups ? Concat(" in ", r.top_groups, " of ", r.groups, " groups")
+                                : std::string());
   }
   std::string operator()(const ExpertGateUpOp& op) const {
-    return Norm(op.norm) + "experts " + FirstShape(op.gate_up) + ", silu(gate) * up";
+    return Norm(op.norm) + "experts " + FirstShape(op.gate_up) + ", " +
+           Activated(op.activation, op.gated);
   }
   std::string operator()(const ExpertDownOp& op) const {
     return "experts " + FirstShape(op.down) + ", weigh, add" + Scale(op.scale);
@@ -54,6 +84,9 @@ class Describe {
   static std::string Norm(const std::optional<RmsNorm>& norm) {
     if (!norm) return "";
     return norm->groups > 1 ? Concat("norm in ", norm->groups, " groups, ") : "norm, ";
+  }
+  static std::string Activated(Activation activation, bool gated) {
+    return ActivationName(activation) + (gated ? "(gate) * up" : "");
   }
   static std::string Scale(float scale) { return scale == 1.0f ? "" : Concat(", scale ", scale); }
 

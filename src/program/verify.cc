@@ -36,8 +36,13 @@ class Verifier {
     const int64_t cols = Read(op.input);
     Norm(op.norm, cols);
     const int64_t rows = LinearRows(op.linear, cols, "weight");
-    if (op.epilogue == Epilogue::kSiluMul && (rows % 2 != 0 || op.scale != 1.0f)) {
-      Bad("gate and up need an even number of rows and scale 1");
+    const bool gated = op.epilogue == Epilogue::kGated;
+    const bool activates = gated || op.epilogue == Epilogue::kActivate;
+    if (gated && rows % 2 != 0) Bad("gate and up need an even number of rows");
+    if (activates && op.scale != 1.0f) Bad("an activation needs scale 1");
+    if (op.row_gate != kNoId) {
+      if (!activates) Bad("only an activation takes a row gate");
+      ReadWidth(op.row_gate, 1);
     }
     if (op.logits_rows_only && op.output != program_.logits) {
       Bad("only the logits buffer may hold fewer rows than tokens");
@@ -46,7 +51,7 @@ class Verifier {
       if (op.input == op.output) Bad("it adds to the buffer it reads");
       Read(op.output);
     }
-    Write(op.output, op.epilogue == Epilogue::kSiluMul ? rows / 2 : rows);
+    Write(op.output, gated ? rows / 2 : rows);
   }
 
   void Check(const Mamba2Op& op) {
@@ -54,13 +59,71 @@ class Verifier {
     ReadWidth(op.input, m.in_proj_rows());
     Vector(m.conv_weight, m.d_conv * m.conv_channels(), "conv weight");
     if (m.conv_bias != kNoId) Vector(m.conv_bias, m.conv_channels(), "conv bias");
+    if (m.selection) Bad("its mixer has a selection");
+    Recurrent(op.conv_state, {m.d_conv - 1, m.conv_channels()}, "conv");
+    Scan(m, op.ssm_state);
+    Write(op.output, m.inner());
+  }
+
+  void Check(const NormAddOp& op) {
+    const int64_t width = Read(op.input);
+    Norm(op.norm, width);
+    if (op.input == op.output) Bad("it adds to the buffer it reads");
+    Read(op.output);
+    Write(op.output, width);
+  }
+
+  void Check(const Mamba2SelectedOp& op) {
+    const Mamba2& m = op.mixer;
+    if (!m.selection) Bad("its mixer has no selection");
+    ReadWidth(op.projected, m.in_proj_rows());
+    ReadWidth(op.convolved, m.inner());
+    ReadWidth(op.selected, m.selection_rows());
+    Norm(m.selection->b_norm, m.groups * m.d_state);
+    Norm(m.selection->c_norm, m.groups * m.d_state);
+    Norm(m.selection->dt_norm, m.selection->dt_rank);
+    if (LinearRows(m.selection->dt_proj, m.selection->dt_rank, "dt_proj") != m.heads) {
+      Bad("dt_proj rows are not heads");
+    }
+    Scan(m, op.ssm_state);
+    Write(op.output, m.inner());
+  }
+
+  // What both forms of Mamba-2 need for the recurrence.
+  void Scan(const Mamba2& m, int ssm_state) const {
     Vector(m.dt_bias, m.heads, "dt bias");
     Vector(m.a, m.heads, "a");
     Vector(m.d, m.heads, "d");
     if (m.groups <= 0 || m.heads % m.groups != 0) Bad("groups do not divide heads");
-    Recurrent(op.conv_state, {m.d_conv - 1, m.conv_channels()}, "conv");
-    Recurrent(op.ssm_state, {m.heads, m.d_state, m.head_dim}, "ssm");
-    Write(op.output, m.inner());
+    Recurrent(ssm_state, {m.heads, m.d_state, m.head_dim}, "ssm");
+  }
+
+  void Check(const CausalConvOp& op) {
+    const int64_t width = Read(op.input);
+    if (op.channels <= 0 || op.d_conv <= 0) Bad("it has no channels or no taps");
+    for (const int64_t column : {op.x, op.gate_before, op.gate_after}) {
+      if (column < -1 || column > width - op.channels) Bad("it reads columns outside its input");
+    }
+    if (op.x < 0) Bad("it has nothing to convolve");
+    Vector(op.weight, op.d_conv * op.channels, "conv weight");
+    if (op.bias != kNoId) Vector(op.bias, op.channels, "conv bias");
+    Recurrent(op.conv_state, {op.d_conv - 1, op.channels}, "conv");
+    Write(op.output, op.channels);
+  }
+
+  void Check(const Mamba1ScanOp& op) {
+    const Mamba1& m = op.mixer;
+    ReadWidth(op.projected, m.in_proj_rows());
+    ReadWidth(op.convolved, m.inner);
+    ReadWidth(op.selected, m.x_proj_rows());
+    PlainNorm(m.dt_norm, m.dt_rank);
+    PlainNorm(m.b_norm, m.d_state);
+    PlainNorm(m.c_norm, m.d_state);
+    if (LinearRows(m.dt_proj, m.dt_rank, "dt_proj") != m.inner) Bad("dt_proj rows are not inner");
+    Vector(m.a, m.d_state * m.inner, "a");
+    Vector(m.d, m.inner, "d");
+    Recurrent(op.ssm_state, {m.d_state, m.inner}, "ssm");
+    Write(op.output, m.inner);
   }
 
   void Check(const AttentionOp& op) {
@@ -72,6 +135,8 @@ class Verifier {
          2 * static_cast<int64_t>(a.rope->inverse_frequencies.size()) != a.rope->rotary_dim)) {
       Bad("the rotary dimension does not fit");
     }
+    if (a.q_norm) HeadNorm(*a.q_norm, a.head_dim, a.heads);
+    if (a.k_norm) HeadNorm(*a.k_norm, a.head_dim, a.kv_heads);
     if (op.kv < 0 || op.kv >= static_cast<int>(program_.layout.kv.size())) {
       Bad("it has no KV state");
     }
@@ -87,6 +152,12 @@ class Verifier {
     Norm(op.norm, cols);
     if (LinearRows(op.router, cols, "router") != op.experts) Bad("router rows are not experts");
     if (op.top_k <= 0 || op.top_k > op.experts) Bad("top_k is not between 1 and experts");
+    const adder::Routing& r = op.routing;
+    if (r.choice_bias != kNoId) Vector(r.choice_bias, op.experts, "choice bias");
+    if (r.groups <= 0 || op.experts % r.groups != 0 || r.top_groups <= 0 ||
+        r.top_groups > r.groups) {
+      Bad("the groups of its experts do not fit");
+    }
     Write(op.output, 2 * op.top_k);
     experts_[op.output] = op.experts;
   }
@@ -95,7 +166,8 @@ class Verifier {
     const int64_t cols = Read(op.input);
     Norm(op.norm, cols);
     Routing(op.routing, op.top_k, op.gate_up.size());
-    for (MatrixId id : op.gate_up) Matrix(id, 2 * op.intermediate, cols, "expert gate_up");
+    const int64_t rows = op.gated ? 2 * op.intermediate : op.intermediate;
+    for (MatrixId id : op.gate_up) Matrix(id, rows, cols, "expert gate_up");
     Write(op.output, op.top_k * op.intermediate);
   }
 
@@ -189,7 +261,29 @@ class Verifier {
   void Norm(const std::optional<RmsNorm>& norm, int64_t width) const {
     if (!norm) return;
     Vector(norm->weight, width, "norm weight");
-    if (norm->groups <= 0 || width % norm->groups != 0) Bad("norm groups do not divide its input");
+    NormGroups(*norm, width);
+  }
+
+  // A norm that may have no weight.
+  void PlainNorm(const std::optional<RmsNorm>& norm, int64_t width) const {
+    if (!norm) return;
+    if (norm->weight != kNoId) Vector(norm->weight, width, "norm weight");
+    NormGroups(*norm, width);
+  }
+
+  void NormGroups(const RmsNorm& norm, int64_t width) const {
+    if (norm.groups <= 0 || width % norm.groups != 0) Bad("norm groups do not divide its input");
+  }
+
+  // One weight for each head alone, or one for all heads together.
+  void HeadNorm(const RmsNorm& norm, int64_t head_dim, int64_t heads) const {
+    const bool known =
+        norm.weight >= 0 && norm.weight < static_cast<VectorId>(program_.weights->vectors.size());
+    const bool each =
+        known &&
+        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size()) ==
+            head_dim;
+    Norm(norm, each ? head_dim : heads * head_dim);
   }
 
   void Recurrent(int index, const Shape& shape, const char* what) const {

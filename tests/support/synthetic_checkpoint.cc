@@ -41,6 +41,26 @@ constexpr const char* kMamba2 = R"({
   "time_step_limit": [0.05, 0.8], "use_bias": false, "use_conv_bias": true, "hidden_act": "silu",
   "layer_norm_epsilon": 1e-5, "rms_norm": true, "tie_word_embeddings": false)";
 
+constexpr const char* kMamba = R"({
+  "model_type": "mamba", "vocab_size": 134, "hidden_size": 64, "num_hidden_layers": 3,
+  "intermediate_size": 96, "state_size": 20, "conv_kernel": 3, "time_step_rank": 6,
+  "use_bias": true, "use_conv_bias": false, "hidden_act": "silu", "layer_norm_epsilon": 1e-5,
+  "tie_word_embeddings": true)";
+
+constexpr const char* kFalconMamba = R"({
+  "model_type": "falcon_mamba", "vocab_size": 138, "hidden_size": 64, "num_hidden_layers": 3,
+  "intermediate_size": 160, "state_size": 8, "conv_kernel": 4, "time_step_rank": 32,
+  "use_bias": false, "use_conv_bias": true, "hidden_act": "silu", "layer_norm_epsilon": 1e-5,
+  "mixer_rms_eps": 1e-4, "tie_word_embeddings": false)";
+
+constexpr const char* kJamba = R"({
+  "model_type": "jamba", "vocab_size": 142, "hidden_size": 64, "num_hidden_layers": 4,
+  "intermediate_size": 96, "attn_layer_period": 3, "attn_layer_offset": 1,
+  "expert_layer_period": 2, "expert_layer_offset": 0, "num_experts": 5, "num_experts_per_tok": 3,
+  "num_attention_heads": 8, "num_key_value_heads": 2, "mamba_d_state": 8, "mamba_d_conv": 4,
+  "mamba_expand": 2, "mamba_dt_rank": 64, "mamba_proj_bias": true, "hidden_act": "silu",
+  "rms_norm_eps": 1e-5, "tie_word_embeddings": false)";
+
 constexpr const char* kLlama = R"({
   "model_type": "llama", "vocab_size": 150, "hidden_size": 64, "num_hidden_layers": 2,
   "intermediate_size": 80, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
@@ -112,7 +132,7 @@ class CheckpointMaker {
     if (ends_with("A_log")) {
       offset = 0.5f;
       amplitude = 1.5f;
-    } else if (ends_with("dt_bias")) {
+    } else if (ends_with("dt_bias") || ends_with("dt_proj.bias")) {
       offset = -1.0f;
       amplitude = 1.0f;
     } else if (ends_with(".D") || part.tensor.find("norm") != std::string::npos) {
@@ -189,6 +209,11 @@ const std::vector<SyntheticModel>& SyntheticModels() {
        true},
       {"synthetic_mamba2_f32", Config(kMamba2, "float32"), false},
       {"synthetic_mamba2_8bit", Config(kMamba2, "bfloat16", R"({"bits": 8, "group_size": 64})"),
+       true},
+      {"synthetic_mamba_f32", Config(kMamba, "float32"), false},
+      {"synthetic_falcon_mamba_4bit",
+       Config(kFalconMamba, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_jamba_4bit", Config(kJamba, "bfloat16", R"({"bits": 4, "group_size": 32})"),
        true},
       {"synthetic_llama_bf16", Config(kLlama, "bfloat16"), false},
   };
