@@ -268,14 +268,13 @@ class CpuExecutor : public HostExecutor {
   // The recurrence of mamba2_runs_.
   void ScanHeads(const Mamba2Weights& weights) {
     const int64_t heads = weights.mixer->heads;
-    pool_.ParallelFor(static_cast<int64_t>(mamba2_runs_.size()) * heads, 1,
-                      [&](int64_t begin, int64_t end, int) {
-                        for (int64_t i = begin; i < end; ++i) {
-                          const int64_t head = i % heads;
-                          Mamba2Scan(weights, mamba2_runs_[static_cast<size_t>(i / heads)], head,
-                                     head + 1);
-                        }
-                      });
+    pool_.ParallelFor(
+        static_cast<int64_t>(mamba2_runs_.size()) * heads, 1, [&](int64_t begin, int64_t end, int) {
+          for (int64_t i = begin; i < end; ++i) {
+            const int64_t head = i % heads;
+            Mamba2Scan(weights, mamba2_runs_[static_cast<size_t>(i / heads)], head, head + 1);
+          }
+        });
   }
 
   Mamba2Weights WeightsOf(const Mamba2& m) const {

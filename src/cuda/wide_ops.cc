@@ -6,6 +6,7 @@
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/mamba2_chunks.h"
 #include "cuda/op_params.h"
+#include "cuda/supported.h"
 
 namespace adder::cuda {
 namespace {

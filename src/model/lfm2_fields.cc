@@ -85,9 +85,9 @@ Attention AddNormedAttention(Plan& plan, const std::string& prefix, const Attent
   Attention attention = sizes;
   const int64_t q_rows = sizes.heads * sizes.head_dim;
   const int64_t kv_rows = sizes.kv_heads * sizes.head_dim;
-  attention.qkv =
-      AddStacked(plan, prefix, "qkv",
-                 {{"q_proj", q_rows}, {"k_proj", kv_rows}, {"v_proj", kv_rows}}, plan.hidden, false);
+  attention.qkv = AddStacked(plan, prefix, "qkv",
+                             {{"q_proj", q_rows}, {"k_proj", kv_rows}, {"v_proj", kv_rows}},
+                             plan.hidden, false);
   attention.q_norm = AddNorm(plan, prefix + ".q_layernorm", sizes.head_dim, eps);
   attention.k_norm = AddNorm(plan, prefix + ".k_layernorm", sizes.head_dim, eps);
   attention.output = AddLinear(plan, prefix + ".out_proj", plan.hidden, q_rows, false);

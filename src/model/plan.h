@@ -132,8 +132,8 @@ struct Attention {
 // then y * silu(z), the gated norm over all inner channels, and out_proj. Heads share B and C of
 // their group: group = head / (heads / groups).
 //
-// With a `selection`, in_proj rows are z [inner] | x [inner], the convolution runs over x alone, and
-// from its result x, after SiLU, selection.proj makes rows B [groups * d_state] | C [groups *
+// With a `selection`, in_proj rows are z [inner] | x [inner], the convolution runs over x alone,
+// and from its result x, after SiLU, selection.proj makes rows B [groups * d_state] | C [groups *
 // d_state] | dt [dt_rank], each of which may be normed; the dt of the formulas is dt_proj dt.
 // State: the last d_conv - 1 inputs of the convolution and h (restorable only).
 struct Mamba2Selection {

@@ -39,8 +39,7 @@ class Costing {
     const Mamba2& m = op.mixer;
     OpCost cost = Scan(m);
     cost.weight_bytes += VectorBytes(m.conv_weight) + VectorBytes(m.conv_bias);
-    cost.state_bytes +=
-        work_.sequences * 2 * (m.d_conv - 1) * m.conv_channels() * kFloatBytes;
+    cost.state_bytes += work_.sequences * 2 * (m.d_conv - 1) * m.conv_channels() * kFloatBytes;
     cost.flops += work_.tokens * 2 * m.d_conv * m.conv_channels();
     return cost;
   }

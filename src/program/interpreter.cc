@@ -221,8 +221,8 @@ class Interpreter : public HostExecutor {
       const std::vector<double> convolved =
           Convolve(op.mixer, projected + op.mixer.inner(),
                    state_.Recurrent(rows_[i].sequence, op.conv_state));
-      StateStep(op.mixer, convolved, std::vector<double>(dt, dt + op.mixer.heads), gate, state_.Recurrent(rows_[i].sequence, op.ssm_state),
-                RowOf(op.output, i));
+      StateStep(op.mixer, convolved, std::vector<double>(dt, dt + op.mixer.heads), gate,
+                state_.Recurrent(rows_[i].sequence, op.ssm_state), RowOf(op.output, i));
     }
   }
 
@@ -249,7 +249,8 @@ class Interpreter : public HostExecutor {
 
   // One step of the recurrence; state is [heads, d_state, head_dim].
   void StateStep(const Mamba2& m, const std::vector<double>& convolved,
-                 const std::vector<double>& dt_input, const float* gate, float* state, float* out) const {
+                 const std::vector<double>& dt_input, const float* gate, float* state,
+                 float* out) const {
     const double* x = convolved.data();
     const double* b = x + m.inner();
     const double* c = b + m.groups * m.d_state;
@@ -285,8 +286,8 @@ class Interpreter : public HostExecutor {
                                Normalized(selected + states, states, selection.c_norm)}) {
         x_b_c.insert(x_b_c.end(), part.begin(), part.end());
       }
-      const std::vector<double> dt = Normalized(selected + 2 * states, selection.dt_rank,
-                                                selection.dt_norm);
+      const std::vector<double> dt =
+          Normalized(selected + 2 * states, selection.dt_rank, selection.dt_norm);
       StateStep(m, x_b_c, Apply(selection.dt_proj, {dt}).front(), RowOf(op.projected, i),
                 state_.Recurrent(rows_[i].sequence, op.ssm_state), RowOf(op.output, i));
     }

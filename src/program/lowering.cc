@@ -199,8 +199,8 @@ class Lowering {
     return op;
   }
 
-  // The last projection of a mixer, `prefix` + `name`: added to x, or when the block has a post_norm
-  // kept for it.
+  // The last projection of a mixer, `prefix` + `name`: added to x, or when the block has a
+  // post_norm kept for it.
   void AddToResidual(const std::string& prefix, const char* name, BufferId input,
                      const std::optional<RmsNorm>& norm, const Linear& linear) {
     LinearOp op;

@@ -163,9 +163,8 @@ struct ExpertDownOp {
   BufferId output = kNoId;
 };
 
-using OpBody =
-    std::variant<EmbedOp, LinearOp, NormAddOp, Mamba2Op, Mamba2SelectedOp, CausalConvOp,
-                 AttentionOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
+using OpBody = std::variant<EmbedOp, LinearOp, NormAddOp, Mamba2Op, Mamba2SelectedOp, CausalConvOp,
+                            AttentionOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
 
 // What one op costs when it runs over a batch.
 struct OpCost {

@@ -32,7 +32,8 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   // A null here means no rounding to Transformers and rounding to MLX.
   if (config.value().contains("block_ffn_dim_multiplier") &&
       !config.Has("block_ffn_dim_multiplier")) {
-    Fail(config.where(), ": the field block_ffn_dim_multiplier is null; only a number is implemented.");
+    Fail(config.where(),
+         ": the field block_ffn_dim_multiplier is null; only a number is implemented.");
   }
   for (int64_t layer = 0; layer < static_cast<int64_t>(layers.is_attention.size()); ++layer) {
     AddLfm2Mixer(plan, layers, layer);

@@ -41,7 +41,8 @@ ExpertParts PartsOf(const std::string& prefix, const MoeMlp& moe, int64_t hidden
             {all + "down_proj", hidden, 0, hidden, moe.experts, expert}};
   }
   const std::string one = Concat(prefix, ".experts.", expert, ".");
-  return {{one + "w1", rows, 0, rows}, {one + "w3", rows, 0, rows}, {one + "w2", hidden, 0, hidden}};
+  return {
+      {one + "w1", rows, 0, rows}, {one + "w3", rows, 0, rows}, {one + "w2", hidden, 0, hidden}};
 }
 
 MoeMlp AddMoe(Plan& plan, const TensorNames& names, const std::string& prefix, const MoeMlp& sizes,
@@ -56,9 +57,10 @@ MoeMlp AddMoe(Plan& plan, const TensorNames& names, const std::string& prefix, c
   for (int64_t expert = 0; expert < moe.experts; ++expert) {
     const std::string label = Concat(LabelOf(prefix), ".experts.", expert);
     ExpertParts parts = PartsOf(prefix, moe, plan.hidden, stacked, expert);
-    moe.gate_up.push_back(
-        plan.AddMatrix(MatrixRef{label + ".gate_up", 2 * moe.intermediate, plan.hidden,
-                                 {std::move(parts.gate), std::move(parts.up)}}));
+    moe.gate_up.push_back(plan.AddMatrix(MatrixRef{label + ".gate_up",
+                                                   2 * moe.intermediate,
+                                                   plan.hidden,
+                                                   {std::move(parts.gate), std::move(parts.up)}}));
     moe.down.push_back(plan.AddMatrix(
         MatrixRef{label + ".down", plan.hidden, moe.intermediate, {std::move(parts.down)}}));
   }
