@@ -66,6 +66,20 @@ constexpr const char* kLlama = R"({
   "intermediate_size": 80, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
   "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000, "tie_word_embeddings": false)";
 
+// Convolutions with bias and an even number of taps, experts after a dense layer.
+constexpr const char* kShortConvMoe = R"({
+  "model_type": "lfm2_moe", "vocab_size": 140, "hidden_size": 64, "num_hidden_layers": 3,
+  "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4, "conv_bias": true,
+  "intermediate_size": 96, "moe_intermediate_size": 32, "num_dense_layers": 1, "num_experts": 5,
+  "num_experts_per_tok": 2, "norm_topk_prob": true, "routed_scaling_factor": 1.5,
+  "num_attention_heads": 8, "num_key_value_heads": 2, "norm_eps": 1e-5, "tie_embedding": false)";
+
+constexpr const char* kSelectedMamba2 = R"({
+  "model_type": "plamo2", "vocab_size": 135, "hidden_size": 64, "num_hidden_layers": 3,
+  "hidden_size_per_head": 16, "intermediate_size": 96, "num_attention_heads": 6,
+  "num_key_value_heads": 2, "mamba_num_heads": 5, "mamba_d_state": 24, "mamba_d_conv": 4,
+  "mamba_step": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": false)";
+
 std::string Config(const char* base, const char* dtype, const char* quantization = nullptr) {
   std::string text = std::string(base) + ", \"torch_dtype\": \"" + dtype + "\"";
   if (quantization != nullptr) text += std::string(", \"quantization\": ") + quantization;
@@ -137,7 +151,7 @@ class CheckpointMaker {
       amplitude = 1.0f;
     } else if (ends_with(".D") || part.tensor.find("norm") != std::string::npos) {
       offset = 1.0f;
-    } else if (ends_with("conv1d.weight")) {
+    } else if (ends_with("conv1d.weight") || ends_with("conv.weight")) {
       amplitude = 0.8f;
     }
     Random random(SeedOf(part.tensor));
@@ -215,6 +229,12 @@ const std::vector<SyntheticModel>& SyntheticModels() {
        Config(kFalconMamba, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
       {"synthetic_jamba_4bit", Config(kJamba, "bfloat16", R"({"bits": 4, "group_size": 32})"),
        true},
+      {"synthetic_short_conv_moe_f32", Config(kShortConvMoe, "float32"), false},
+      {"synthetic_short_conv_moe_4bit",
+       Config(kShortConvMoe, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_selected_mamba2_f32", Config(kSelectedMamba2, "float32"), false},
+      {"synthetic_selected_mamba2_8bit",
+       Config(kSelectedMamba2, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
       {"synthetic_llama_bf16", Config(kLlama, "bfloat16"), false},
   };
   return models;
