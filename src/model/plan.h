@@ -247,7 +247,7 @@ struct Block {
   RmsNorm pre_norm;
   std::vector<Mixer> mixers;
   float residual_scale = 1;
-  std::optional<RmsNorm> post_norm;
+  std::optional<RmsNorm> post_norm = std::nullopt;
 };
 
 struct Plan {
