@@ -375,12 +375,16 @@ TEST(Interpreter, MlpWithoutAGateAndWithAnOutputGate) {
 
 TEST(Interpreter, RouterWithSigmoidGroupsAndChoiceBias) {
   PlanBuilder builder = test::StartPlan(13, 7);
-  MoeMlp moe = test::TestMoe(builder, "e0", 7);
+  MoeMlp moe;
   moe.experts = 6;
   moe.top_k = 2;
+  moe.intermediate = 5;
+  moe.activation = Activation::kGeluTanh;
   moe.router = builder.Linear("router", 6, 7, true);
-  moe.gate_up.push_back(builder.Matrix("sixth.gate_up", 12, 7));
-  moe.down.push_back(builder.Matrix("sixth.down", 7, 6));
+  for (int e = 0; e < 6; ++e) {
+    moe.gate_up.push_back(builder.Matrix("gate_up" + std::to_string(e), 10, 7));
+    moe.down.push_back(builder.Matrix("down" + std::to_string(e), 7, 5));
+  }
   moe.routing.scores = RouterScores::kSigmoid;
   moe.routing.choice_bias = builder.Vector("choice_bias", {0.1f, 0.0f, -0.2f, 0.6f, 0.05f, -0.3f});
   moe.routing.groups = 3;
