@@ -7,20 +7,12 @@
 #include <vector>
 
 #include "cpu/simd_targets_for_test.h"
+#include "cpu/wave_for_test.h"
 
 namespace adder {
 namespace {
 
 class Mamba1KernelTest : public OnEveryTarget {};
-
-// Deterministic values without symmetry between channels, state rows and tokens.
-std::vector<float> Wave(int64_t size, float step, float offset, float height) {
-  std::vector<float> values(static_cast<size_t>(size));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = offset + height * std::sin(step * static_cast<float>(i + 1));
-  }
-  return values;
-}
 
 // One mixer and the inputs of a run; rows of B and C, and of z, are wider than used.
 struct Problem {

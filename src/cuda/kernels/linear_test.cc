@@ -16,7 +16,6 @@
 namespace adder::cuda {
 namespace {
 
-using test::DeviceArray;
 using test::Numbers;
 
 enum class Store { kBf16, kF16, kF32 };  // of dense weights, or of scales and biases
@@ -153,9 +152,9 @@ class Matrices {
     RawMatrix raw;
     raw.count = 1;
     RawSegment& segment = raw.segments[0];
-    segment.data = device_data.get();
-    segment.scales = device_scales.get();
-    segment.biases = device_biases.get();
+    segment.data = device_data.data();
+    segment.scales = device_scales.data();
+    segment.biases = device_biases.data();
     segment.rows = view.rows;
     segment.bits = format.bits;
     segment.group_size = format.group_size;
@@ -232,21 +231,21 @@ class LinearKernels : public testing::TestWithParam<Format> {
     const DeviceArray<float> output(before);
     LinearParams p;
     p.matrix = matrices.view;
-    p.input = device_input.get();
+    p.input = device_input.data();
     p.input_stride = stride;
-    p.input_rows = device_order.get();
+    p.input_rows = device_order.data();
     p.tokens = tokens;
-    p.norm_weight = device_norm.get();
+    p.norm_weight = device_norm.data();
     p.norm_eps = 1e-3f;
-    p.bias = device_bias.get();
+    p.bias = device_bias.data();
     p.epilogue = epilogue;
     p.scale = gated ? 1.0f : 0.75f;
-    p.output = output.get();
+    p.output = output.data();
     p.output_stride = output_stride;
     const Stream stream;
     LaunchLinear(p, OnDevice(tokens, f32, multiprocessors), stream.get());
     stream.Synchronize();
-    const std::vector<float> found = output.Read();
+    const std::vector<float> found = output.Download();
 
     for (int token = 0; token < tokens; ++token) {
       const float* x =
@@ -342,35 +341,35 @@ TEST_P(LinearKernels, Experts) {
 
     ExpertParams p;
     p.linear.matrix = gate_up.view;
-    p.linear.input = device_input.get();
+    p.linear.input = device_input.data();
     p.linear.input_stride = kHidden;
     p.linear.tokens = tokens;
     p.linear.epilogue = LinearEpilogue::kSiluMul;
-    p.linear.output = activated.get();
+    p.linear.output = activated.data();
     p.linear.output_stride = kTopK * width;
-    p.routing = device_routing.get();
+    p.routing = device_routing.data();
     p.routing_stride = 2 * kTopK;
     p.top_k = kTopK;
     ASSERT_TRUE(CanShareLaunch(gate_up.view, shared_gate_up.view));
     p.shared = shared_gate_up.view;
-    p.shared_output = shared_activated.get();
+    p.shared_output = shared_activated.data();
     p.shared_output_stride = shared_width;
     const Stream stream;
     LaunchExpertGateUp(p, OnDevice(1, false), stream.get());
     p.linear.matrix = down.view;
-    p.linear.input = activated.get();
+    p.linear.input = activated.data();
     p.linear.input_stride = kTopK * width;
     p.linear.epilogue = LinearEpilogue::kAdd;
     p.linear.scale = 0.5f;
-    p.linear.output = output.get();
+    p.linear.output = output.data();
     p.linear.output_stride = kHidden;
     ASSERT_TRUE(CanShareLaunch(down.view, shared_down.view));
     p.shared = shared_down.view;
-    p.shared_input = shared_activated.get();
+    p.shared_input = shared_activated.data();
     p.shared_input_stride = shared_width;
     LaunchExpertDown(p, OnDevice(1, false), stream.get());
     stream.Synchronize();
-    const std::vector<float> found = output.Read();
+    const std::vector<float> found = output.Download();
 
     std::vector<double> expected(residual.begin(), residual.end());
     for (int token = 0; token < tokens; ++token) {
@@ -438,20 +437,20 @@ TEST_F(RouterKernel, ChoosesTheLargestAndTheFirstOfEquals) {
     const DeviceArray<unsigned> arrivals(std::vector<unsigned>(1, 0));
     LinearParams p;
     p.matrix = matrices.view;
-    p.input = device_input.get();
+    p.input = device_input.data();
     p.input_stride = kCols;
     p.tokens = 1;
-    p.bias = device_bias.get();
+    p.bias = device_bias.data();
     p.epilogue = LinearEpilogue::kRouter;
-    p.output = output.get();
+    p.output = output.data();
     p.output_stride = 2 * kTopK;
     p.top_k = kTopK;
-    p.scores = scratch.get();
-    p.arrivals = arrivals.get();
+    p.scores = scratch.data();
+    p.arrivals = arrivals.data();
     const Stream stream;
     LaunchLinear(p, OnDevice(1, false), stream.get());
     stream.Synchronize();
-    const std::vector<float> found = output.Read();
+    const std::vector<float> found = output.Download();
     std::vector<int> order(static_cast<size_t>(experts));
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
@@ -469,7 +468,7 @@ TEST_F(RouterKernel, ChoosesTheLargestAndTheFirstOfEquals) {
       EXPECT_NEAR(found[index],
                   std::exp(scores[chosen] - scores[static_cast<size_t>(order[0])]) / sum, 1e-3);
     }
-    EXPECT_EQ(arrivals.Read()[0], 0u);
+    EXPECT_EQ(arrivals.Download()[0], 0u);
   }
 }
 
