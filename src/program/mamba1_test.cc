@@ -9,13 +9,16 @@
 #include "core/error.h"
 #include "program/interpreter.h"
 #include "program/plan_builder_for_test.h"
+#include "program/rows_for_test.h"
 
 namespace adder {
 namespace {
 
+using test::ExpectNear;
 using test::NamedRandom;
 using test::PlanBuilder;
-using Rows = std::vector<std::vector<double>>;
+using test::Rows;
+using test::Silu;
 
 constexpr int64_t kHidden = 7;
 constexpr size_t kInner = 6;
@@ -53,43 +56,20 @@ struct Runner {
         mixer(std::get<Mamba1>(builder.plan.blocks[0].mixers[0])) {}
 
   Rows Until(const std::string& op) const {
-    const Program& program = executor->program();
     const SequenceId id = executor->CreateSequence();
-    const std::vector<float> values =
-        executor->ForwardUntil({{id, kTokens, LogitsRows::kAll}}, program.FindOp(op));
+    Rows rows = test::RowsUntil(*executor, op, id, kTokens);
     executor->FreeSequence(id);
-    const size_t width = values.size() / kTokens.size();
-    Rows rows;
-    for (size_t t = 0; t < kTokens.size(); ++t) {
-      const auto begin = values.begin() + static_cast<std::ptrdiff_t>(t * width);
-      rows.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(width));
-    }
     return rows;
   }
   double V(VectorId id, size_t i) const { return weights->vectors[static_cast<size_t>(id)][i]; }
   double W(MatrixId id, size_t row, size_t col) const {
-    const WeightMatrix& matrix = weights->matrices[static_cast<size_t>(id)];
-    return LoadFloat(matrix.segments[0].data, DType::kF32,
-                     row * static_cast<size_t>(matrix.cols) + col);
+    return test::WeightAt(*weights, id, row, col);
   }
 
   std::shared_ptr<const BoundWeights> weights;
   std::unique_ptr<Executor> executor;
   Mamba1 mixer;
 };
-
-double Silu(double x) { return x / (1 + std::exp(-x)); }
-
-void ExpectNear(const Rows& found, const Rows& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (size_t r = 0; r < found.size(); ++r) {
-    ASSERT_EQ(found[r].size(), expected[r].size());
-    for (size_t i = 0; i < found[r].size(); ++i) {
-      EXPECT_NEAR(found[r][i], expected[r][i], 2e-5 * (1 + std::abs(expected[r][i])))
-          << "row " << r << ", column " << i;
-    }
-  }
-}
 
 TEST(Mamba1Program, GoldenOpList) {
   const Program program = Mamba1Plan().Lower();

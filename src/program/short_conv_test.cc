@@ -9,13 +9,16 @@
 #include "core/error.h"
 #include "program/interpreter.h"
 #include "program/plan_builder_for_test.h"
+#include "program/rows_for_test.h"
 
 namespace adder {
 namespace {
 
+using test::ExpectNear;
 using test::NamedRandom;
 using test::PlanBuilder;
-using Rows = std::vector<std::vector<double>>;
+using test::Rows;
+using test::Silu;
 
 // channels 5, d_conv 3.
 ShortConv TestShortConv(PlanBuilder& builder, int64_t hidden, bool conv_bias) {
@@ -79,23 +82,13 @@ struct Runner {
     return rows;
   }
   Rows Until(const std::string& op, SequenceId id, const std::vector<int32_t>& tokens) {
-    const std::vector<float> values =
-        executor->ForwardUntil({{id, tokens, LogitsRows::kAll}}, executor->program().FindOp(op));
-    const size_t width = values.size() / tokens.size();
-    Rows rows;
-    for (size_t t = 0; t < tokens.size(); ++t) {
-      const auto from = values.begin() + static_cast<std::ptrdiff_t>(t * width);
-      rows.emplace_back(from, from + static_cast<std::ptrdiff_t>(width));
-    }
-    return rows;
+    return test::RowsUntil(*executor, op, id, tokens);
   }
   const std::vector<float>& V(VectorId id) const {
     return weights->vectors[static_cast<size_t>(id)];
   }
   double W(MatrixId id, size_t row, size_t col) const {
-    const WeightMatrix& matrix = weights->matrices[static_cast<size_t>(id)];
-    return LoadFloat(matrix.segments[0].data, DType::kF32,
-                     row * static_cast<size_t>(matrix.cols) + col);
+    return test::WeightAt(*weights, id, row, col);
   }
   // The norm of row[begin, begin + size).
   std::vector<double> Norm(const RmsNorm& norm, const std::vector<double>& row, size_t begin,
@@ -116,19 +109,6 @@ struct Runner {
   std::shared_ptr<const BoundWeights> weights;
   std::unique_ptr<Executor> executor;
 };
-
-double Silu(double x) { return x / (1 + std::exp(-x)); }
-
-void ExpectNear(const Rows& found, const Rows& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (size_t r = 0; r < found.size(); ++r) {
-    ASSERT_EQ(found[r].size(), expected[r].size());
-    for (size_t i = 0; i < found[r].size(); ++i) {
-      EXPECT_NEAR(found[r][i], expected[r][i], 2e-5 * (1 + std::abs(expected[r][i])))
-          << "row " << r << ", column " << i;
-    }
-  }
-}
 
 TEST(ShortConvProgram, GoldenOpList) {
   const Program program = TwoLayers().Lower();
