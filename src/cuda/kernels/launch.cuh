@@ -9,6 +9,8 @@
 
 #include <cuda_runtime.h>
 
+#include <utility>
+
 #include "cuda/cuda_call.h"
 
 namespace adder::cuda {
@@ -28,20 +30,37 @@ __device__ __forceinline__ void PdlTrigger() {
 // Whether the current device knows programmatic dependent launch.
 bool DeviceHasPdl();
 
+// `cluster`: blocks, consecutive along x, that can read each other's shared memory; more than one
+// needs compute capability 9.
 template <class... KernelArgs, class... Args>
-void Launch(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,
-            size_t shared_bytes, cudaStream_t stream, Args&&... args) {
+void LaunchClustered(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,
+                     unsigned cluster, size_t shared_bytes, cudaStream_t stream, Args&&... args) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = DeviceHasPdl() ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (DeviceHasPdl()) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster;
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+  }
   Check(cudaLaunchKernelEx(&config, kernel, KernelArgs(args)...), name);
+}
+
+template <class... KernelArgs, class... Args>
+void Launch(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,
+            size_t shared_bytes, cudaStream_t stream, Args&&... args) {
+  LaunchClustered(name, kernel, grid, block, 1, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
 }  // namespace adder::cuda

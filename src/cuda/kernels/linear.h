@@ -23,6 +23,10 @@ struct LinearParams {
   const float* input = nullptr;  // [tokens, input_stride], the first `cols` of each row
   int input_stride = 0;
   const int* input_rows = nullptr;  // token i reads row input_rows[i]; null: row i
+  // The same values rounded to bf16, [tokens, rounded_input_stride], rows on 16-byte boundaries.
+  // More than kMostMatvecTokens tokens with one part per activation need them.
+  const uint16_t* rounded_input = nullptr;
+  int rounded_input_stride = 0;
   int tokens = 0;
   const float* norm_weight = nullptr;  // RMSNorm over all of a row; null: none
   float norm_eps = 0;
@@ -31,6 +35,8 @@ struct LinearParams {
   float scale = 1;
   float* output = nullptr;  // [tokens, output_stride]
   int output_stride = 0;
+  uint16_t* rounded_output = nullptr;  // a bf16 copy of the output, written by the same launches
+  int rounded_output_stride = 0;
 
   // kRouter: output [tokens, 2 * top_k] gets weights, then expert numbers as f32. `scores` [tokens,
   // rows] and `arrivals` [tokens], zero before and after, are scratch.
