@@ -12,6 +12,7 @@
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
 #include "cuda/kernels/attention.h"
+#include "cuda/kernels/batch_linear.h"
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/rms_norm.h"
@@ -109,6 +110,27 @@ class CudaExecutor : public Executor {
   int Stride(BufferId id) const { return (Width(id) + 3) / 4 * 4; }
   float* Values(BufferId id) const { return buffers_[static_cast<size_t>(id)]; }
 
+  // Buffers that matrices read also exist rounded to bf16, in rows of 16-byte multiples: matrix
+  // kernels of many tokens read those. Kernels that can write both; after others a kernel rounds.
+  int RoundedStride(BufferId id) const { return (Width(id) + 7) / 8 * 8; }
+
+  // Where an op writes the rounded copy of its output; null: nobody will read it.
+  uint16_t* RoundedOutput(BufferId id) {
+    uint16_t* rounded = rounded_[static_cast<size_t>(id)];
+    if (rounded == nullptr || !ReadsRounded(Shape(slice_.rows), slice_.rows)) return nullptr;
+    rounded_fresh_[static_cast<size_t>(id)] = true;
+    return rounded;
+  }
+  const uint16_t* RoundedInput(BufferId id) {
+    const auto index = static_cast<size_t>(id);
+    if (!rounded_fresh_[index]) {
+      LaunchRound(Values(id), Stride(id), slice_.rows, Width(id), rounded_[index],
+                  RoundedStride(id), stream_.get());
+      rounded_fresh_[index] = true;
+    }
+    return rounded_[index];
+  }
+
   void AllocateBuffers() {
     size_t total = 0;
     std::vector<size_t> offsets;
@@ -155,6 +177,7 @@ class CudaExecutor : public Executor {
     scores_ = buffers_[buffers_.size() - 2];
     partial_ = buffers_[buffers_.size() - 3];
     convolved_ = buffers_[buffers_.size() - 4];
+    AllocateRounded();
     counters_ = DeviceMemory(counters * sizeof(unsigned));
     Check(cudaMemsetAsync(counters_.data(), 0, counters_.bytes(), stream_.get()), "cudaMemset");
 
@@ -166,6 +189,28 @@ class CudaExecutor : public Executor {
     tables_.tokens = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[1]);
     tables_.row_runs = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[2]);
     tables_.logits_rows = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[3]);
+  }
+
+  void AllocateRounded() {
+    rounded_.assign(program_.buffers.size(), nullptr);
+    rounded_fresh_.assign(program_.buffers.size(), false);
+    if (f32_) return;
+    std::vector<size_t> offsets(program_.buffers.size(), 0);
+    size_t total = 0;
+    for (const Op& op : program_.ops) {
+      BufferId input = kNoId;
+      if (const auto* linear = std::get_if<LinearOp>(&op.body)) input = linear->input;
+      if (const auto* router = std::get_if<RouterOp>(&op.body)) input = router->input;
+      if (input == kNoId || rounded_fresh_[static_cast<size_t>(input)]) continue;
+      rounded_fresh_[static_cast<size_t>(input)] = true;
+      offsets[static_cast<size_t>(input)] = total;
+      total += (kSliceRows * static_cast<size_t>(RoundedStride(input)) + 63) / 64 * 64;
+    }
+    rounded_memory_ = DeviceMemory(total * sizeof(uint16_t));
+    for (size_t i = 0; i < rounded_.size(); ++i) {
+      if (rounded_fresh_[i]) rounded_[i] = rounded_memory_.as<uint16_t>() + offsets[i];
+      rounded_fresh_[i] = false;
+    }
   }
 
   // ---- decoding on the device
@@ -334,6 +379,7 @@ class CudaExecutor : public Executor {
   // ---- ops
 
   void Launch(const Op& op) {
+    rounded_fresh_[static_cast<size_t>(OutputOf(op))] = false;
     std::visit([this](const auto& body) { Launch(body); }, op.body);
   }
 
@@ -362,7 +408,8 @@ class CudaExecutor : public Executor {
 
   void Launch(const EmbedOp& op) {
     LaunchEmbed(weights_.matrix(op.embedding), slice_.tokens, slice_.rows, op.scale,
-                Values(op.output), Stride(op.output), stream_.get());
+                Values(op.output), Stride(op.output), RoundedOutput(op.output),
+                RoundedStride(op.output), stream_.get());
   }
 
   void Launch(const LinearOp& op) { LaunchLinearOp(op, slice_.rows, nullptr); }
@@ -375,6 +422,9 @@ class CudaExecutor : public Executor {
     params.scale = op.scale;
     params.output = Values(op.output);
     params.output_stride = Stride(op.output);
+    params.rounded_output = RoundedOutput(op.output);
+    params.rounded_output_stride = RoundedStride(op.output);
+    const LinearShape shape = Shape(tokens);
     switch (op.epilogue) {
       case Epilogue::kStore:
         params.epilogue = LinearEpilogue::kStore;
@@ -397,12 +447,20 @@ class CudaExecutor : public Executor {
       norm.weight = params.norm_weight;
       norm.eps = params.norm_eps;
       norm.output = normalized_;
+      // The input's rounded copy is not needed: its place serves the normalised rows.
+      norm.rounded_output = rounded_[static_cast<size_t>(op.input)];
+      rounded_fresh_[static_cast<size_t>(op.input)] = false;
+      norm.rounded_stride = RoundedStride(op.input);
       LaunchRmsNorm(norm, stream_.get());
       params.input = normalized_;
       params.input_rows = nullptr;
       params.norm_weight = nullptr;
+      params.rounded_input = norm.rounded_output;
+    } else if (ReadsRounded(shape, tokens)) {
+      params.rounded_input = RoundedInput(op.input);
     }
-    LaunchLinear(params, Shape(tokens), stream_.get());
+    params.rounded_input_stride = RoundedStride(op.input);
+    LaunchLinear(params, shape, stream_.get());
   }
 
   void Launch(const Mamba2Op& op) {
@@ -471,7 +529,10 @@ class CudaExecutor : public Executor {
     params.top_k = Narrow(op.top_k);
     params.scores = scores_;
     params.arrivals = counters_.as<unsigned>();
-    LaunchLinear(params, Shape(slice_.rows), stream_.get());
+    const LinearShape shape = Shape(slice_.rows);
+    if (ReadsRounded(shape, slice_.rows)) params.rounded_input = RoundedInput(op.input);
+    params.rounded_input_stride = RoundedStride(op.input);
+    LaunchLinear(params, shape, stream_.get());
   }
 
   void Launch(const ExpertGateUpOp& op) {
@@ -511,6 +572,9 @@ class CudaExecutor : public Executor {
 
   DeviceMemory activations_;
   std::vector<float*> buffers_;
+  DeviceMemory rounded_memory_;
+  std::vector<uint16_t*> rounded_;   // per buffer; null: never read
+  std::vector<bool> rounded_fresh_;  // whether it holds the buffer's values
   float* convolved_ = nullptr;
   float* partial_ = nullptr;
   float* scores_ = nullptr;

@@ -1,19 +1,20 @@
-// The matrix kernel for many tokens: bf16 activations through shared memory, weights dequantised to
-// bf16 in registers.
+// The matrix kernel for many tokens: bf16 activations and packed weights through shared memory,
+// weights dequantised to bf16 in registers.
 //
-// Phases: (1) each warp loads the weights of its first chunks into registers, asks for the rest to
-// be brought to the L2, and the block rounds its part of the norm's weight; (2) PdlWait; (3) a ring
-// of stages, each column_warps chunks of all the block's tokens, is filled by asynchronous copies;
-// per stage a warp turns the weights of its chunk into bf16 (scale, bias and the norm's weight are
-// applied to them, once for all tokens) and multiplies; (4) the warps' sums meet in shared memory,
-// across the blocks of a cluster if it shares the columns, and each finished piece of 16 rows x 8
-// tokens gets the norm's factor, which needs the whole row, the bias and the epilogue.
+// Phases: (1) the first stages' weights are copied to shared memory, those of later stages brought
+// to the L2, and the block rounds its part of the norm's weight; (2) PdlWait; (3) a ring of stages
+// is kept full by asynchronous copies: a stage is `column_warps` chunks of all the block's tokens
+// and rows. Per stage a warp turns the weights of its chunk into bf16 (scale, bias and the norm's
+// weight are applied to them, once for all tokens) and multiplies; (4) the warps' sums meet in
+// shared memory, across the blocks of a cluster if it shares the columns, and each finished piece
+// of 16 rows x 8 tokens gets the norm's factor, which needs the whole row, the bias and the
+// epilogue.
 //
-// Ownership: a block owns kRowTiles * row_warps tiles of rows, kTokenTiles * 8 tokens and its rank's
-// part of the columns; a warp all of those tokens, kRowTiles tiles and every column_warps-th chunk.
-// Barriers: one of the block per stage (a stage is refilled only after all have read it); before the
-// sums' exchange, which reuses the ring; after it; and, in a cluster, before leaving, because others
-// read this block's sums.
+// Ownership: a block owns kRowTiles * row_warps tiles of rows, kTokenTiles * 8 tokens and its
+// rank's part of the columns; a warp all of those tokens, kRowTiles tiles and every column_warps-th
+// chunk. Barriers: one of the block per stage (a stage is refilled only after all have read it);
+// before the sums' exchange, which reuses the ring; after it; and, in a cluster, before leaving,
+// because others read this block's sums.
 #include <algorithm>
 
 #include "cuda/kernels/batch_linear.h"
@@ -27,12 +28,16 @@ struct BatchParams {
   LinearParams linear;
   int column_bits;  // log2 of column_warps
   int split;
+  float inverse_cols;
 };
 
-__device__ __forceinline__ void CopyAsync(void* shared, const void* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<unsigned>(__cvta_generic_to_shared(shared))),
-               "l"(global), "r"(bytes)
+__device__ __forceinline__ void CopyAsync(unsigned shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+// The first `bytes` of 16; zeros after them.
+__device__ __forceinline__ void CopyAsync(unsigned shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void CommitCopies() {
@@ -42,8 +47,11 @@ template <int kPending>
 __device__ __forceinline__ void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
+__device__ __forceinline__ unsigned SharedAddress(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
 
-// A barrier of the cluster's blocks, and reads of what others have in shared memory.
+// A barrier of the cluster's blocks; and where block `rank` has what this one has at `shared`.
 __device__ __forceinline__ void ClusterBarrier() {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -52,42 +60,21 @@ __device__ __forceinline__ void ClusterBarrier() {
           : "memory");
 #endif
 }
-__device__ __forceinline__ unsigned AddressAt(const void* shared, int rank) {
-  unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+template <class T>
+__device__ __forceinline__ const T* AtRank(const T* shared, int rank) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(rank));
+  asm("mapa.u64 %0, %1, %2;" : "=l"(shared) : "l"(shared), "r"(rank));
 #endif
-  return address;
+  return shared;
 }
-__device__ __forceinline__ float4 ReadFour(unsigned address) {
-  float4 v;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-#else
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-#endif
-  return v;
-}
-__device__ __forceinline__ float2 ReadTwo(unsigned address) {
-  float2 v;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-               : "=f"(v.x), "=f"(v.y)
-               : "r"(address)
-               : "memory");
-#else
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-               : "=f"(v.x), "=f"(v.y)
-               : "r"(address)
-               : "memory");
-#endif
-  return v;
+
+// As Mma, but free to be scheduled.
+__device__ __forceinline__ void FreeMma(float (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                        unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+      "{%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ __nv_bfloat162 AsPair(unsigned word) {
@@ -144,18 +131,6 @@ __device__ __forceinline__ void WeightsAsBf16(const uint4 (&raw)[LoadsOf(F)],
   }
 }
 
-__device__ __forceinline__ float SquaresOf(const uint4& x, float sum) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const unsigned word = Component(x, i);
-    const float low = __uint_as_float(word << 16);
-    const float high = __uint_as_float(word & 0xffff0000u);
-    sum = fmaf(low, low, sum);
-    sum = fmaf(high, high, sum);
-  }
-  return sum;
-}
-
 __device__ __forceinline__ void StoreOne(const LinearParams& p, int token, int row, float value) {
   p.output[static_cast<long long>(token) * p.output_stride + row] = value;
   if (p.rounded_output != nullptr) {
@@ -194,13 +169,42 @@ __host__ __device__ constexpr int PitchOf(int column_warps) {
   return column_warps * kChunkCols * 2 + 64;
 }
 
+// How a block's shared memory is cut: the ring, later [column_warps][pieces][32] sums; sums of
+// squares [column_warps * row_warps][tokens]; the norm's weight in bf16. A stage is the tokens'
+// rows, then the weights [tile][column warp].
+struct SharedLayout {
+  int stages;   // of the rank with the most columns: all blocks cut alike
+  int weights;  // offset in a stage
+  int stage;    // bytes
+  int squares;  // offset
+  int norm;     // offset
+  int total;
+
+  __host__ __device__ SharedLayout(int chunks, int split, int column_warps, int row_warps,
+                                   int row_tiles, int token_tiles, int unit, bool has_norm) {
+    const int most_chunks = (chunks + split - 1) / split;
+    stages = (most_chunks + column_warps - 1) / column_warps;
+    const int tiles = row_warps * row_tiles;
+    weights = token_tiles * 8 * PitchOf(column_warps);
+    stage = weights + tiles * column_warps * unit;
+    const int ring = RingOf(token_tiles) < stages ? RingOf(token_tiles) : stages;
+    const int sums = column_warps * tiles * token_tiles * 32 * 16;
+    squares = ring * stage > sums ? ring * stage : sums;
+    norm = squares + (has_norm ? column_warps * row_warps * token_tiles * 8 * 4 : 0);
+    total = norm + (has_norm ? most_chunks * kChunkCols * 2 : 0);
+  }
+};
+
 template <WeightFormat F, bool kWide, int kRowTiles, int kTokenTiles>
-__global__ void __launch_bounds__(256, kRowTiles* kTokenTiles <= 8 ? 2 : 1)
+__global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
     BatchLinearKernel(const __grid_constant__ BatchParams params) {
   constexpr int kLoads = LoadsOf(F);
+  constexpr int kScaleBytes = !Fragment<F>::kQuantized ? 0 : kWide ? 256 : 64;
+  constexpr int kUnit = kLoads * 512 + kScaleBytes;
   constexpr int kTokens = kTokenTiles * 8;
   constexpr int kRing = RingOf(kTokenTiles);
-  constexpr int kDepth = kLoads * kRowTiles <= 2 ? 2 : 1;
+  // Token tiles multiplied together, so that products do not wait for each other.
+  constexpr int kGroup = kTokenTiles < 4 / kRowTiles ? kTokenTiles : 4 / kRowTiles;
   const LinearParams& p = params.linear;
   const PackedMatrix& m = p.matrix;
   const int lane = threadIdx.x % 32;
@@ -220,42 +224,59 @@ __global__ void __launch_bounds__(256, kRowTiles* kTokenTiles <= 8 ? 2 : 1)
   const int first_token = blockIdx.y * kTokens;
   const int first_chunk = m.chunks * rank / split;
   const int end_chunk = m.chunks * (rank + 1) / split;
-  // The longest rank's: the same in all blocks, so that shared memory is cut alike.
-  const int stages = ((m.chunks + split - 1) / split + column_warps - 1) >> column_bits;
   const bool has_norm = p.norm_weight != nullptr;
-
-  // Shared memory: the ring, later [column_warps][pieces][32] sums; sums of squares [column_warps]
-  // [kTokens]; the norm's weight in bf16 [columns of this block].
+  const SharedLayout layout(m.chunks, split, column_warps, row_warps, kRowTiles, kTokenTiles, kUnit,
+                            has_norm);
   extern __shared__ float4 shared[];
-  const int pitch = PitchOf(column_warps);
-  const int stage_bytes = pitch * kTokens;
-  const int pieces = row_warps * kRowTiles * kTokenTiles;
-  char* ring = reinterpret_cast<char*>(shared);
-  const int ring_bytes =
-      max(min(kRing, stages) * stage_bytes, column_warps * pieces * 32 * 16);
-  float* shared_squares = reinterpret_cast<float*>(ring + ring_bytes);
-  uint16_t* shared_norm = reinterpret_cast<uint16_t*>(shared_squares + column_warps * kTokens);
+  char* bytes = reinterpret_cast<char*>(shared);
+  float* shared_squares = reinterpret_cast<float*>(bytes + layout.squares);
+  uint16_t* shared_norm = reinterpret_cast<uint16_t*>(bytes + layout.norm);
 
-  uint4 raw[kDepth][kRowTiles][kLoads];
-  ScalePairs<kWide> scale_pairs[kDepth][kRowTiles];
-  const auto load = [&](int depth, int chunk) {
-    if (chunk >= end_chunk) return;
+  // This warp's weights of stage s; a tile beyond the matrix repeats the last one, and its sums are
+  // not stored.
+  const int unit_offset =
+      layout.weights + (row_warp * kRowTiles << column_bits) * kUnit + column_warp * kUnit;
+  const auto place_of = [&](int rt, int s) {
+    const int chunk = first_chunk + (s << column_bits) + column_warp;
+    return chunk < end_chunk
+               ? static_cast<long long>(min(first_tile + rt, m.tiles - 1)) * m.chunks + chunk
+               : -1ll;
+  };
+  const auto fill_weights = [&](int s, unsigned stage) {
 #pragma unroll
     for (int rt = 0; rt < kRowTiles; ++rt) {
-      // A tile beyond the matrix repeats the last one; its sums are not stored.
-      const int tile = min(first_tile + rt, m.tiles - 1);
-      const long long place = static_cast<long long>(tile) * m.chunks + chunk;
+      const long long place = place_of(rt, s);
+      if (place < 0) continue;
+      const unsigned unit = stage + unit_offset + (rt << column_bits) * kUnit;
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        raw[depth][rt][i] = __ldg(m.data + (place * kLoads + i) * 32 + lane);
+        CopyAsync(unit + i * 512 + lane * 16, m.data + (place * kLoads + i) * 32 + lane);
       }
-      if constexpr (Fragment<F>::kQuantized) scale_pairs[depth][rt].Load(m.scales, place, g);
+      if (lane < kScaleBytes / 16) {
+        CopyAsync(unit + kLoads * 512 + lane * 16,
+                  static_cast<const char*>(m.scales) + place * kScaleBytes + lane * 16);
+      }
     }
   };
+  const unsigned ring = SharedAddress(bytes);
+#pragma unroll 1
+  for (int s = 0; s < min(kRing - 1, layout.stages); ++s) {
+    fill_weights(s, ring + s * layout.stage);
+  }
+  if (blockIdx.y == 0) {
+#pragma unroll 1
+    for (int s = kRing - 1; s < layout.stages; ++s) {
 #pragma unroll
-  for (int d = 0; d < kDepth; ++d) load(d, first_chunk + d * column_warps + column_warp);
+      for (int rt = 0; rt < kRowTiles; ++rt) {
+        const long long place = place_of(rt, s);
+        if (place < 0 || lane >= kLoads * 4) continue;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(m.data + place * kLoads * 32 + lane * 8));
+      }
+    }
+  }
   if (has_norm) {
     const int col = first_chunk * kChunkCols;
+#pragma unroll 1
     for (int i = threadIdx.x; i < (end_chunk - first_chunk) * kChunkCols; i += blockDim.x) {
       const float weight = col + i < m.cols ? p.norm_weight[col + i] : 0.0f;
       shared_norm[i] = __bfloat16_as_ushort(__float2bfloat16_rn(weight));
@@ -264,90 +285,108 @@ __global__ void __launch_bounds__(256, kRowTiles* kTokenTiles <= 8 ? 2 : 1)
   PdlWait();
   PdlTrigger();
 
-  // Copies stage s: of each token `column_warps` chunks, in pieces of eight columns; zeros beyond
-  // the matrix. Tokens beyond the batch repeat the last one.
-  const auto fill = [&](int s) {
-    if (s < stages) {
-      char* to = ring + s % kRing * stage_bytes;
-      const int first_col = (first_chunk + (s << column_bits)) * kChunkCols;
-      for (int i = threadIdx.x; i < kTokens << (column_bits + 3); i += blockDim.x) {
-        const int of_block = i >> (column_bits + 3);
-        const int part = i & ((8 << column_bits) - 1);
-        const int token = min(first_token + of_block, p.tokens - 1);
-        const int row = p.input_rows == nullptr ? token : p.input_rows[token];
-        const int col = first_col + 8 * part;
-        const int bytes = min(max(m.cols - col, 0), 8) * 2;
-        const uint16_t* from = p.rounded_input +
-                               static_cast<long long>(row) * p.rounded_input_stride +
-                               (bytes == 0 ? 0 : col);
-        CopyAsync(to + of_block * pitch + part * 16, from, bytes);
-      }
+  // Copies the tokens' part of a stage: a thread has eight columns of every (4 * row_warps)-th
+  // token; zeros beyond the matrix. Tokens beyond the batch repeat the last one.
+  const int part = threadIdx.x & ((8 << column_bits) - 1);
+  const int thread_token = threadIdx.x >> (column_bits + 3);
+  const int pitch = PitchOf(column_warps);
+  const auto fill_tokens = [&](int s, unsigned stage) {
+    const int col = (first_chunk + (s << column_bits)) * kChunkCols + 8 * part;
+    const int of_row = min(max(m.cols - col, 0), 8) * 2;
+    const uint16_t* from = p.rounded_input + (of_row == 0 ? 0 : col);
+    unsigned to = stage + thread_token * pitch + part * 16;
+#pragma unroll 1
+    for (int i = thread_token; i < kTokens; i += 4 * row_warps) {
+      const int token = min(first_token + i, p.tokens - 1);
+      const int row = p.input_rows == nullptr ? token : p.input_rows[token];
+      CopyAsync(to, from + static_cast<long long>(row) * p.rounded_input_stride, of_row);
+      to += 4 * row_warps * pitch;
     }
-    CommitCopies();
   };
-#pragma unroll
-  for (int s = 0; s < kRing - 1; ++s) fill(s);
+#pragma unroll 1
+  for (int s = 0; s < kRing - 1; ++s) {
+    if (s < layout.stages) fill_tokens(s, ring + s * layout.stage);
+    CommitCopies();
+  }
 
   float acc[kRowTiles][kTokenTiles][4] = {};
-  float squares[kTokenTiles] = {};
-  const auto multiply = [&](int depth, int s) {
-    const int chunk = first_chunk + (s << column_bits) + column_warp;
-    if (chunk >= end_chunk) return;
+  // The diagonal of x x^T has the squares: a product more per operand, shared out over the row's
+  // warps.
+  float squares[kTokenTiles][4] = {};
+  int slot = 0;
+#pragma unroll 1
+  for (int s = 0; s < layout.stages; ++s) {
+    WaitCopies<kRing - 2>();
+    __syncthreads();
+    const int ahead = s + kRing - 1;
+    if (ahead < layout.stages) {
+      const unsigned stage = ring + (slot == 0 ? kRing - 1 : slot - 1) * layout.stage;
+      fill_weights(ahead, stage);
+      fill_tokens(ahead, stage);
+    }
+    CommitCopies();
+    const char* stage = bytes + slot * layout.stage;
+    slot = slot == kRing - 1 ? 0 : slot + 1;
+    const int chunk = (s << column_bits) + column_warp;
+    if (first_chunk + chunk >= end_chunk) continue;
+
     uint4 norm[2] = {};
     if (has_norm) {
-      const uint4* from = reinterpret_cast<const uint4*>(
-          shared_norm + (chunk - first_chunk) * kChunkCols + 8 * t);
+      const uint4* from = reinterpret_cast<const uint4*>(shared_norm + chunk * kChunkCols + 8 * t);
       norm[0] = from[0];
       norm[1] = from[4];
     }
     unsigned a[kRowTiles][4][4];
 #pragma unroll
     for (int rt = 0; rt < kRowTiles; ++rt) {
-      WeightsAsBf16<F, kWide>(raw[depth][rt], scale_pairs[depth][rt], m.scale_format, has_norm,
-                              norm, a[rt]);
-    }
-    load(depth, chunk + kDepth * column_warps);
-    const char* tokens = ring + s % kRing * stage_bytes + column_warp * kChunkCols * 2 +
-                         g * pitch + t * 16;
+      const char* unit = stage + unit_offset + (rt << column_bits) * kUnit;
+      uint4 raw[kLoads];
 #pragma unroll
-    for (int nt = 0; nt < kTokenTiles; ++nt) {
-      const uint4* from = reinterpret_cast<const uint4*>(tokens + nt * 8 * pitch);
-      const uint4 x[2] = {from[0], from[4]};
-      // The row's warps share the tokens whose squares they sum.
-      if (has_norm && (nt & (row_warps - 1)) == row_warp) {
-        squares[nt] = SquaresOf(x[1], SquaresOf(x[0], squares[nt]));
+      for (int i = 0; i < kLoads; ++i) {
+        raw[i] = *reinterpret_cast<const uint4*>(unit + i * 512 + lane * 16);
+      }
+      ScalePairs<kWide> pairs;
+      if constexpr (Fragment<F>::kQuantized) {
+        pairs.LoadShared(unit + kLoads * 512, g);
+      }
+      WeightsAsBf16<F, kWide>(raw, pairs, m.scale_format, has_norm, norm, a[rt]);
+    }
+    const char* tokens = stage + column_warp * kChunkCols * 2 + g * pitch + t * 16;
+#pragma unroll
+    for (int first = 0; first < kTokenTiles; first += kGroup) {
+      uint4 x[kGroup][2];
+#pragma unroll
+      for (int n = 0; n < kGroup; ++n) {
+        const uint4* from = reinterpret_cast<const uint4*>(tokens + (first + n) * 8 * pitch);
+        x[n][0] = from[0];
+        x[n][1] = from[4];
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const unsigned b[2] = {Component(x[j / 2], j % 2 * 2), Component(x[j / 2], j % 2 * 2 + 1)};
+        const bool squared = has_norm && (j & (row_warps - 1)) == row_warp;
 #pragma unroll
-        for (int rt = 0; rt < kRowTiles; ++rt) Mma(acc[rt][nt], a[rt][j], b);
+        for (int n = 0; n < kGroup; ++n) {
+          const unsigned b0 = Component(x[n][j / 2], j % 2 * 2);
+          const unsigned b1 = Component(x[n][j / 2], j % 2 * 2 + 1);
+#pragma unroll
+          for (int rt = 0; rt < kRowTiles; ++rt) FreeMma(acc[rt][first + n], a[rt][j], b0, b1);
+          if (squared) {
+            const unsigned rows[4] = {b0, 0, b1, 0};
+            FreeMma(squares[first + n], rows, b0, b1);
+          }
+        }
       }
-    }
-  };
-  for (int base = 0; base < stages; base += kDepth) {
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      const int s = base + d;
-      if (s >= stages) break;
-      WaitCopies<kRing - 2>();
-      __syncthreads();
-      fill(s + kRing - 1);
-      multiply(d, s);
     }
   }
 
-  if (has_norm) {
+  if (has_norm && g / 2 == t) {
 #pragma unroll
     for (int nt = 0; nt < kTokenTiles; ++nt) {
-      if ((nt & (row_warps - 1)) != row_warp) continue;
-      float sum = squares[nt];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (t == 0) shared_squares[column_warp * kTokens + nt * 8 + g] = sum;
+      shared_squares[warp * kTokens + nt * 8 + g] = g % 2 == 0 ? squares[nt][0] : squares[nt][1];
     }
   }
   __syncthreads();
+  const int pieces = row_warps * kRowTiles * kTokenTiles;
 #pragma unroll
   for (int rt = 0; rt < kRowTiles; ++rt) {
 #pragma unroll
@@ -356,7 +395,7 @@ __global__ void __launch_bounds__(256, kRowTiles* kTokenTiles <= 8 ? 2 : 1)
           make_float4(acc[rt][nt][0], acc[rt][nt][1], acc[rt][nt][2], acc[rt][nt][3]);
     }
   }
-  const auto old_of = [&](int piece, float2 (&old)[2]) {
+  const auto old_of = [&](int piece, float2(&old)[2]) {
     const int token = first_token + piece % kTokenTiles * 8 + 2 * t;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -372,36 +411,43 @@ __global__ void __launch_bounds__(256, kRowTiles* kTokenTiles <= 8 ? 2 : 1)
   } else {
     __syncthreads();
   }
+#pragma unroll 1
   for (; piece < pieces; piece += warps * split) {
     const int tile = block_tile + piece / kTokenTiles;
     const int nt = piece % kTokenTiles;
     float4 y = make_float4(0, 0, 0, 0);
     float2 sum = make_float2(0, 0);
+#pragma unroll 1
     for (int r = 0; r < split; ++r) {
-      const unsigned sums = AddressAt(shared + piece * 32 + lane, r);
-      const unsigned of_squares = AddressAt(shared_squares + nt * 8 + 2 * t, r);
+      const float4* sums = shared + piece * 32 + lane;
+      const float2* squared = reinterpret_cast<const float2*>(shared_squares + nt * 8 + 2 * t);
+      if (split > 1) sums = AtRank(sums, r), squared = AtRank(squared, r);
+#pragma unroll 2
       for (int w = 0; w < column_warps; ++w) {
-        const float4 part = ReadFour(sums + w * pieces * 32 * 16);
-        y.x += part.x, y.y += part.y, y.z += part.z, y.w += part.w;
-        if (!has_norm) continue;
-        const float2 of_warp = ReadTwo(of_squares + w * kTokens * 4);
-        sum.x += of_warp.x, sum.y += of_warp.y;
+        const float4 add = sums[w * pieces * 32];
+        y.x += add.x, y.y += add.y, y.z += add.z, y.w += add.w;
+      }
+      if (!has_norm) continue;
+#pragma unroll 2
+      for (int w = 0; w < warps; ++w) {
+        const float2 add = squared[w * kTokens / 2];
+        sum.x += add.x, sum.y += add.y;
       }
     }
-    float2 factor = make_float2(1, 1);
     if (has_norm) {
-      const float count = static_cast<float>(m.cols);
-      factor.x = rsqrtf(sum.x / count + p.norm_eps);
-      factor.y = rsqrtf(sum.y / count + p.norm_eps);
+      const float first_factor = rsqrtf(fmaf(sum.x, params.inverse_cols, p.norm_eps));
+      const float second_factor = rsqrtf(fmaf(sum.y, params.inverse_cols, p.norm_eps));
+      y.x *= first_factor, y.z *= first_factor;
+      y.y *= second_factor, y.w *= second_factor;
     }
     const float2 now[2] = {old[0], old[1]};
     old_of(piece + warps * split, old);
-    const int token = first_token + nt * 8 + 2 * t;
-    if (tile < m.tiles && token < p.tokens) {
-      StorePiece(p, tile, g, token, y.x * factor.x, y.z * factor.x, now[0]);
-      if (token + 1 < p.tokens) {
-        StorePiece(p, tile, g, token + 1, y.y * factor.y, y.w * factor.y, now[1]);
-      }
+    if (tile >= m.tiles) continue;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int token = first_token + nt * 8 + 2 * t + c;
+      if (token >= p.tokens) continue;
+      StorePiece(p, tile, g, token, c == 0 ? y.x : y.y, c == 0 ? y.z : y.w, now[c]);
     }
   }
   if (split > 1) ClusterBarrier();
@@ -414,28 +460,25 @@ __global__ void __launch_bounds__(256, kRowTiles* kTokenTiles <= 8 ? 2 : 1)
 template <WeightFormat F, bool kWide, int kRowTiles, int kTokenTiles>
 void LaunchKernel(const LinearParams& p, const BatchGeometry& geometry, cudaStream_t stream) {
   const auto kernel = BatchLinearKernel<F, kWide, kRowTiles, kTokenTiles>;
-  BatchParams params = {p, 0, geometry.split};
+  BatchParams params = {p, 0, geometry.split, 1.0f / static_cast<float>(p.matrix.cols)};
   while (1 << params.column_bits < geometry.column_warps) ++params.column_bits;
+  const int unit = LoadsOf(F) * 512 + ScaleBytesPerChunk(p.matrix.scale_format);
+  const SharedLayout layout(p.matrix.chunks, geometry.split, geometry.column_warps,
+                            geometry.row_warps, kRowTiles, kTokenTiles, unit,
+                            p.norm_weight != nullptr);
+  if (layout.total > 48 * 1024) {
+    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.total),
+          "cudaFuncSetAttribute");
+  }
   const int warps = geometry.column_warps * geometry.row_warps;
   const int tiles = geometry.row_warps * kRowTiles;
   constexpr int kTokens = kTokenTiles * 8;
-  const int chunks = (p.matrix.chunks + geometry.split - 1) / geometry.split;
-  const int stages = (chunks + geometry.column_warps - 1) / geometry.column_warps;
-  const int ring = std::max(
-      std::min(RingOf(kTokenTiles), stages) * PitchOf(geometry.column_warps) * kTokens,
-      geometry.column_warps * tiles * kTokenTiles * 32 * 16);
-  const int shared = ring + geometry.column_warps * kTokens * 4 +
-                     (p.norm_weight == nullptr ? 0 : chunks * kChunkCols * 2);
-  if (shared > 48 * 1024) {
-    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-          "cudaFuncSetAttribute");
-  }
   const int row_blocks = (p.matrix.tiles + tiles - 1) / tiles;
   LaunchClustered("the matrix kernel of batches", kernel,
                   dim3(static_cast<unsigned>(row_blocks * geometry.split),
                        static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens)),
                   dim3(static_cast<unsigned>(warps * 32)), static_cast<unsigned>(geometry.split),
-                  static_cast<size_t>(shared), stream, params);
+                  static_cast<size_t>(layout.total), stream, params);
 }
 
 template <WeightFormat F, bool kWide>
@@ -443,7 +486,8 @@ void ChooseTiles(const LinearParams& p, const BatchGeometry& geometry, cudaStrea
   const auto choose = [&]<int kTokenTiles>() {
     // Wider formats fill the registers with one tile.
     if constexpr (LoadsOf(F) <= 2 && !kWide) {
-      if (geometry.row_tiles == 2) return LaunchKernel<F, kWide, 2, kTokenTiles>(p, geometry, stream);
+      if (geometry.row_tiles == 2)
+        return LaunchKernel<F, kWide, 2, kTokenTiles>(p, geometry, stream);
     }
     LaunchKernel<F, kWide, 1, kTokenTiles>(p, geometry, stream);
   };
@@ -473,6 +517,7 @@ __global__ void RoundKernel(const float* input, int input_stride, int width, uin
 
 void LaunchBatchLinear(const LinearParams& params, const BatchGeometry& geometry,
                        cudaStream_t stream) {
+  if (params.matrix.tiles == 0 || params.tokens == 0) return;
   const bool wide = params.matrix.scale_format == ScaleFormat::kWide;
   switch (params.matrix.format) {
     case WeightFormat::kQ4:
@@ -493,9 +538,10 @@ void LaunchBatchLinear(const LinearParams& params, const BatchGeometry& geometry
 void LaunchRound(const float* input, int input_stride, int rows, int width, uint16_t* output,
                  int output_stride, cudaStream_t stream) {
   constexpr int kThreads = 256;
-  Launch("the rounding kernel", RoundKernel,
-         dim3(static_cast<unsigned>((width + kThreads - 1) / kThreads), static_cast<unsigned>(rows)),
-         dim3(kThreads), 0, stream, input, input_stride, width, output, output_stride);
+  Launch(
+      "the rounding kernel", RoundKernel,
+      dim3(static_cast<unsigned>((width + kThreads - 1) / kThreads), static_cast<unsigned>(rows)),
+      dim3(kThreads), 0, stream, input, input_stride, width, output, output_stride);
 }
 
 }  // namespace adder::cuda

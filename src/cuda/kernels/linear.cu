@@ -12,6 +12,7 @@
 // parts. Preconditions: input rows readable up to `cols`; matrix packed as packed_matrix.h says.
 #include <algorithm>
 
+#include "cuda/kernels/batch_linear.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/linear_fragments.cuh"
@@ -493,7 +494,14 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
 
 }  // namespace
 
+bool ReadsRounded(const LinearShape& shape, int tokens) {
+  return !shape.batch_invariant && tokens > kMostMatvecTokens;
+}
+
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream) {
+  if (ReadsRounded(shape, params.tokens)) {
+    return LaunchBatchLinear(params, ChooseBatchGeometry(params, shape.multiprocessors), stream);
+  }
   Dispatch<Experts::kNone>(params, nullptr, shape, 1, params.matrix.chunks, stream);
 }
 

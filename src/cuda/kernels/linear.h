@@ -62,6 +62,9 @@ struct LinearShape {
   int multiprocessors = 132;
 };
 
+// Whether LaunchLinear needs rounded_input for so many tokens.
+bool ReadsRounded(const LinearShape& shape, int tokens);
+
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);
 
 // For each token and chosen expert j: output[token][j * width ..] = silu(gate) * up, width = rows /

@@ -1,4 +1,6 @@
 // One block per row and group: sum of squares over warps and shared memory, then the scaled row.
+#include <cuda_bf16.h>
+
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/rms_norm.h"
 
@@ -25,7 +27,15 @@ __global__ void RmsNormKernel(const __grid_constant__ RmsNormParams p) {
   for (float part : sums) sum += part;
   const float factor = rsqrtf(sum / static_cast<float>(size) + p.eps);
   float* out = p.output + static_cast<long long>(row) * p.stride + begin;
-  for (int i = threadIdx.x; i < size; i += kThreads) out[i] = x[i] * factor * p.weight[begin + i];
+  uint16_t* rounded =
+      p.rounded_output == nullptr
+          ? nullptr
+          : p.rounded_output + static_cast<long long>(row) * p.rounded_stride + begin;
+  for (int i = threadIdx.x; i < size; i += kThreads) {
+    const float y = x[i] * factor * p.weight[begin + i];
+    out[i] = y;
+    if (rounded != nullptr) rounded[i] = __bfloat16_as_ushort(__float2bfloat16_rn(y));
+  }
 }
 
 }  // namespace
