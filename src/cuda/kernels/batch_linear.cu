@@ -29,6 +29,7 @@ struct BatchParams {
   int column_bits;  // log2 of column_warps
   int split;
   float inverse_cols;
+  float scale;  // of the epilogue
 };
 
 __device__ __forceinline__ void CopyAsync(unsigned shared, const void* global) {
@@ -60,6 +61,15 @@ __device__ __forceinline__ void ClusterBarrier() {
           : "memory");
 #endif
 }
+// The last barrier: others are done reading, nothing is handed over.
+__device__ __forceinline__ void LeaveCluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.aligned;" ::
+          : "memory");
+#endif
+}
 template <class T>
 __device__ __forceinline__ const T* AtRank(const T* shared, int rank) {
 #if __CUDA_ARCH__ >= 900
@@ -84,81 +94,165 @@ __device__ __forceinline__ unsigned AsWord(__nv_bfloat162 pair) {
   return *reinterpret_cast<const unsigned*>(&pair);
 }
 
+// Scales and biases of rows g and g + 8 of a tile and chunk in both halves of a word: [h][r].
+template <bool kWide>
+struct Bf16Scales {
+  __nv_bfloat162 scale[kWide ? 2 : 1][2];
+  __nv_bfloat162 bias[kWide ? 2 : 1][2];
+
+  // `from`: the chunk's scales as packed_matrix.h has them, in shared memory. `raised`: what values
+  // are raised by, taken out of the bias again.
+  __device__ __forceinline__ void Load(const char* from, int g, ScaleFormat format, float raised) {
+#pragma unroll
+    for (int h = 0; h < (kWide ? 2 : 1); ++h) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = h * kTileRows + g + 8 * r;
+        float2 pair;
+        if constexpr (kWide) {
+          pair = reinterpret_cast<const float2*>(from)[row];
+        } else {
+          const unsigned word = reinterpret_cast<const unsigned*>(from)[row];
+          pair = make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+          if (format == ScaleFormat::kCompactF16) {
+            pair = __half22float2(*reinterpret_cast<const __half2*>(&word));
+          }
+        }
+        scale[h][r] = __float2bfloat162_rn(pair.x);
+        bias[h][r] = __float2bfloat162_rn(fmaf(-raised, pair.x, pair.y));
+      }
+    }
+  }
+};
+
+// 4-bit values enter as 16 + q. Taking 16 scales out of the bias costs it at most 1/32 of a scale.
+constexpr float kQ4Raised = 16.0f;
+
 // Weights of one tile and chunk as A operands in bf16, times the norm's weight: `norm` holds it for
-// this lane's columns, [2 * h + pair / 2] as the components of uint4.
+// this lane's columns, [h] component `pair`.
 template <WeightFormat F, bool kWide>
-__device__ __forceinline__ void WeightsAsBf16(const uint4 (&raw)[LoadsOf(F)],
-                                              const ScalePairs<kWide>& pairs, ScaleFormat format,
-                                              bool has_norm, const uint4 (&norm)[2],
-                                              unsigned (&a)[4][4]) {
-  Fragment<F>::template Expand<true>(raw, 0, a);
-  if constexpr (Fragment<F>::kQuantized) {
+__device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat format, bool has_norm,
+                                              const uint4 (&norm)[2], unsigned (&a)[4][4]) {
+  constexpr int kLoads = LoadsOf(F);
+  const int lane = threadIdx.x % 32;
+  uint4 raw[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    raw[i] = reinterpret_cast<const uint4*>(unit)[i * 32 + lane];
+  }
+  if constexpr (F == WeightFormat::kQ4) {
+    unsigned sixteen;
+    asm("mov.b32 %0, 0x41804180;" : "=r"(sixteen));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        __nv_bfloat162 scale;
-        __nv_bfloat162 bias;
-        if (!kWide && format == ScaleFormat::kCompactBf16) {
-          scale = AsPair(__byte_perm(pairs.words[r], 0, 0x1010));
-          bias = AsPair(__byte_perm(pairs.words[r], 0, 0x3232));
-        } else {
-          const float2 pair = pairs.Get(h, r, format);
-          scale = __float2bfloat162_rn(pair.x);
-          bias = __float2bfloat162_rn(pair.y);
-        }
+        const unsigned word = Component(raw[0], 2 * h + r);
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
-          unsigned& w = a[2 * h + pair / 2][2 * (pair % 2) + r];
-          w = AsWord(__hfma2(AsPair(w), scale, bias));
+          // 0x4180 | q << 3 is 16 + q in bf16; (x & y) | z as one instruction, which a compiler
+          // that sees two constants would make two.
+          const unsigned q = pair == 0 ? word << 3 : word >> (4 * pair - 3);
+          asm("lop3.b32 %0, %1, 0x00780078, %2, 0xea;"
+              : "=r"(a[2 * h + pair / 2][2 * (pair % 2) + r])
+              : "r"(q), "r"(sixteen));
         }
+      }
+    }
+  } else {
+    Fragment<F>::template Expand<true>(raw, 0, a);
+  }
+  if constexpr (Fragment<F>::kQuantized) {
+    Bf16Scales<kWide> scales;
+    scales.Load(unit + kLoads * 512, lane / 4, format, F == WeightFormat::kQ4 ? kQ4Raised : 0.0f);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int h = kWide ? j / 2 : 0;
+        a[j][i] = AsWord(__hfma2(AsPair(a[j][i]), scales.scale[h][i % 2], scales.bias[h][i % 2]));
       }
     }
   }
   if (has_norm) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int j = 0; j < 4; ++j) {
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) {
-        const __nv_bfloat162 factor = AsPair(Component(norm[h], pair));
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          unsigned& w = a[2 * h + pair / 2][2 * (pair % 2) + r];
-          w = AsWord(__hmul2(AsPair(w), factor));
-        }
+      for (int i = 0; i < 4; ++i) {
+        const unsigned factor = Component(norm[j / 2], j % 2 * 2 + i / 2);
+        a[j][i] = AsWord(__hmul2(AsPair(a[j][i]), AsPair(factor)));
       }
     }
   }
 }
 
-__device__ __forceinline__ void StoreOne(const LinearParams& p, int token, int row, float value) {
-  p.output[static_cast<long long>(token) * p.output_stride + row] = value;
-  if (p.rounded_output != nullptr) {
-    p.rounded_output[static_cast<long long>(token) * p.rounded_output_stride + row] =
-        __bfloat16_as_ushort(__float2bfloat16_rn(value));
+// sums += the squares of 64 columns of eight tokens, a lane holding eight of a token twice as b
+// operands; in the layout of products, all rows alike. Squares are rounded to bf16: over a row that
+// averages out.
+__device__ __forceinline__ void AddSquares(const uint4 (&x)[2], float (&sums)[4]) {
+  __nv_bfloat162 squares[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const __nv_bfloat162 first = AsPair(Component(x[0], i));
+    squares[i] = __hmul2(first, first);
+#pragma unroll
+    for (int rest = 1; rest < 4; ++rest) {
+      const __nv_bfloat162 next = AsPair(Component(x[rest / 2], rest % 2 * 2 + i));
+      squares[i] = __hfma2(next, next, squares[i]);
+    }
   }
+  constexpr unsigned kOnes[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+  FreeMma(sums, kOnes, AsWord(squares[0]), AsWord(squares[1]));
 }
 
-// One lane's part of a finished piece: rows g and g + 8 of a tile for one token.
-__device__ __forceinline__ void StorePiece(const LinearParams& p, int tile, int g, int token,
-                                           float low, float high, float2 old) {
-  const PackedMatrix& m = p.matrix;
-  const int low_row = LogicalRow(m.interleaved, m.rows, tile, g);
-  const int high_row = LogicalRow(m.interleaved, m.rows, tile, g + 8);
-  if (p.bias != nullptr) {
-    if (low_row < m.rows) low += p.bias[low_row];
-    if (high_row < m.rows) high += p.bias[high_row];
+// What a block's threads do with finished sums: four consecutive outputs of one token at a time.
+struct Outputs {
+  float* values;
+  int stride;
+  int rows;
+  bool vectors;  // fours lie on 16-byte boundaries and do not straddle the end
+
+  __device__ __forceinline__ explicit Outputs(const LinearParams& p) {
+    const bool router = p.epilogue == LinearEpilogue::kRouter;
+    values = router ? p.scores : p.output;
+    stride = router ? p.matrix.rows : p.output_stride;
+    rows = p.epilogue == LinearEpilogue::kSiluMul ? p.matrix.rows / 2 : p.matrix.rows;
+    vectors = (rows | stride | p.rounded_output_stride) % 4 == 0;
   }
-  if (p.epilogue == LinearEpilogue::kRouter) {
-    float* scores = p.scores + static_cast<long long>(token) * m.rows;
-    if (low_row < m.rows) __stcg(scores + low_row, low);
-    if (high_row < m.rows) __stcg(scores + high_row, high);
-  } else if (p.epilogue == LinearEpilogue::kSiluMul) {
-    if (low_row < m.rows) StoreOne(p, token, low_row, Silu(low) * high);
-  } else {
-    if (low_row < m.rows) StoreOne(p, token, low_row, fmaf(p.scale, low, old.x));
-    if (high_row < m.rows) StoreOne(p, token, high_row, fmaf(p.scale, high, old.y));
+  __device__ __forceinline__ float4 Load(int token, int row) const {
+    const float* from = values + static_cast<long long>(token) * stride + row;
+    if (vectors) return *reinterpret_cast<const float4*>(from);
+    return make_float4(from[0], row + 1 < rows ? from[1] : 0.0f, row + 2 < rows ? from[2] : 0.0f,
+                       row + 3 < rows ? from[3] : 0.0f);
   }
+  __device__ __forceinline__ void Store(const LinearParams& p, int token, int row, float4 y) const {
+    float* to = values + static_cast<long long>(token) * stride + row;
+    uint16_t* rounded =
+        p.rounded_output == nullptr
+            ? nullptr
+            : p.rounded_output + static_cast<long long>(token) * p.rounded_output_stride + row;
+    const uint2 both = make_uint2(PackBf16(y.x, y.y), PackBf16(y.z, y.w));
+    if (vectors) {
+      *reinterpret_cast<float4*>(to) = y;
+      if (rounded != nullptr) *reinterpret_cast<uint2*>(rounded) = both;
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < 4 && row + i < rows; ++i) {
+      to[i] = i == 0 ? y.x : i == 1 ? y.y : i == 2 ? y.z : y.w;
+      if (rounded != nullptr) {
+        rounded[i] = static_cast<uint16_t>((i < 2 ? both.x : both.y) >> (16 * (i % 2)));
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ float4 AddBias(const float* bias, int row, int rows, float4 y) {
+  y.x += bias[row];
+  if (row + 1 < rows) y.y += bias[row + 1];
+  if (row + 2 < rows) y.z += bias[row + 2];
+  if (row + 3 < rows) y.w += bias[row + 3];
+  return y;
 }
 
 constexpr int RingOf(int token_tiles) { return token_tiles == 8 ? 3 : 4; }
@@ -169,9 +263,9 @@ __host__ __device__ constexpr int PitchOf(int column_warps) {
   return column_warps * kChunkCols * 2 + 64;
 }
 
-// How a block's shared memory is cut: the ring, later [column_warps][pieces][32] sums; sums of
-// squares [column_warps * row_warps][tokens]; the norm's weight in bf16. A stage is the tokens'
-// rows, then the weights [tile][column warp].
+// How a block's shared memory is cut: the ring, later the sums [column_warps][tokens]
+// [rows + 4]; sums of squares [column_warps][tokens]; the norm's weight in bf16. A stage is the
+// tokens' rows, then the weights [tile][column warp].
 struct SharedLayout {
   int stages;   // of the rank with the most columns: all blocks cut alike
   int weights;  // offset in a stage
@@ -188,9 +282,9 @@ struct SharedLayout {
     weights = token_tiles * 8 * PitchOf(column_warps);
     stage = weights + tiles * column_warps * unit;
     const int ring = RingOf(token_tiles) < stages ? RingOf(token_tiles) : stages;
-    const int sums = column_warps * tiles * token_tiles * 32 * 16;
+    const int sums = column_warps * token_tiles * 8 * (tiles * kTileRows + 4) * 4;
     squares = ring * stage > sums ? ring * stage : sums;
-    norm = squares + (has_norm ? column_warps * row_warps * token_tiles * 8 * 4 : 0);
+    norm = squares + (has_norm ? column_warps * token_tiles * 8 * 4 : 0);
     total = norm + (has_norm ? most_chunks * kChunkCols * 2 : 0);
   }
 };
@@ -232,45 +326,42 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
   float* shared_squares = reinterpret_cast<float*>(bytes + layout.squares);
   uint16_t* shared_norm = reinterpret_cast<uint16_t*>(bytes + layout.norm);
 
-  // This warp's weights of stage s; a tile beyond the matrix repeats the last one, and its sums are
-  // not stored.
+  // This warp's weights; a tile beyond the matrix repeats the last one, and its sums are not
+  // stored.
+  const int my_chunks = (end_chunk - first_chunk - column_warp + column_warps - 1) >> column_bits;
+  const char* data[kRowTiles];
+  const char* scales[kRowTiles];
+#pragma unroll
+  for (int rt = 0; rt < kRowTiles; ++rt) {
+    const long long place = static_cast<long long>(min(first_tile + rt, m.tiles - 1)) * m.chunks +
+                            first_chunk + column_warp;
+    data[rt] = reinterpret_cast<const char*>(m.data) + place * (kLoads * 512) + lane * 16;
+    scales[rt] = static_cast<const char*>(m.scales) + place * kScaleBytes + lane * 16;
+  }
   const int unit_offset =
-      layout.weights + (row_warp * kRowTiles << column_bits) * kUnit + column_warp * kUnit;
-  const auto place_of = [&](int rt, int s) {
-    const int chunk = first_chunk + (s << column_bits) + column_warp;
-    return chunk < end_chunk
-               ? static_cast<long long>(min(first_tile + rt, m.tiles - 1)) * m.chunks + chunk
-               : -1ll;
-  };
-  const auto fill_weights = [&](int s, unsigned stage) {
+      layout.weights + ((row_warp * kRowTiles << column_bits) + column_warp) * kUnit;
+  // Copies the next stage's weights to the stage at `stage`.
+  const auto fill_weights = [&](unsigned stage) {
 #pragma unroll
     for (int rt = 0; rt < kRowTiles; ++rt) {
-      const long long place = place_of(rt, s);
-      if (place < 0) continue;
-      const unsigned unit = stage + unit_offset + (rt << column_bits) * kUnit;
+      const unsigned unit = stage + unit_offset + (rt << column_bits) * kUnit + lane * 16;
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        CopyAsync(unit + i * 512 + lane * 16, m.data + (place * kLoads + i) * 32 + lane);
-      }
-      if (lane < kScaleBytes / 16) {
-        CopyAsync(unit + kLoads * 512 + lane * 16,
-                  static_cast<const char*>(m.scales) + place * kScaleBytes + lane * 16);
-      }
+      for (int i = 0; i < kLoads; ++i) CopyAsync(unit + i * 512, data[rt] + i * 512);
+      if (lane < kScaleBytes / 16) CopyAsync(unit + kLoads * 512, scales[rt]);
+      data[rt] += kLoads * 512 << column_bits;
+      scales[rt] += kScaleBytes << column_bits;
     }
   };
   const unsigned ring = SharedAddress(bytes);
 #pragma unroll 1
-  for (int s = 0; s < min(kRing - 1, layout.stages); ++s) {
-    fill_weights(s, ring + s * layout.stage);
-  }
-  if (blockIdx.y == 0) {
+  for (int s = 0; s < min(kRing - 1, my_chunks); ++s) fill_weights(ring + s * layout.stage);
+  if (blockIdx.y == 0 && lane < kLoads * 4) {
 #pragma unroll 1
-    for (int s = kRing - 1; s < layout.stages; ++s) {
+    for (int s = 0; s < my_chunks - (kRing - 1); ++s) {
 #pragma unroll
       for (int rt = 0; rt < kRowTiles; ++rt) {
-        const long long place = place_of(rt, s);
-        if (place < 0 || lane >= kLoads * 4) continue;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(m.data + place * kLoads * 32 + lane * 8));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(data[rt] + lane * 112 +
+                                                      (s * kLoads * 512 << column_bits)));
       }
     }
   }
@@ -286,20 +377,28 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
   PdlTrigger();
 
   // Copies the tokens' part of a stage: a thread has eight columns of every (4 * row_warps)-th
-  // token; zeros beyond the matrix. Tokens beyond the batch repeat the last one.
-  const int part = threadIdx.x & ((8 << column_bits) - 1);
-  const int thread_token = threadIdx.x >> (column_bits + 3);
+  // token; zeros beyond the matrix. Tokens beyond the batch are whatever the buffer has there.
   const int pitch = PitchOf(column_warps);
+  const int thread_token = threadIdx.x >> (column_bits + 3);
+  const int part = threadIdx.x & ((8 << column_bits) - 1);
+  const unsigned thread_offset = thread_token * pitch + part * 16;
   const auto fill_tokens = [&](int s, unsigned stage) {
     const int col = (first_chunk + (s << column_bits)) * kChunkCols + 8 * part;
     const int of_row = min(max(m.cols - col, 0), 8) * 2;
     const uint16_t* from = p.rounded_input + (of_row == 0 ? 0 : col);
-    unsigned to = stage + thread_token * pitch + part * 16;
+    unsigned to = stage + thread_offset;
+    if (p.input_rows == nullptr) {
+      from += static_cast<long long>(first_token + thread_token) * p.rounded_input_stride;
+    }
 #pragma unroll 1
     for (int i = thread_token; i < kTokens; i += 4 * row_warps) {
-      const int token = min(first_token + i, p.tokens - 1);
-      const int row = p.input_rows == nullptr ? token : p.input_rows[token];
-      CopyAsync(to, from + static_cast<long long>(row) * p.rounded_input_stride, of_row);
+      if (p.input_rows == nullptr) {
+        CopyAsync(to, from, of_row);
+        from += static_cast<long long>(4 * row_warps) * p.rounded_input_stride;
+      } else {
+        const int row = p.input_rows[min(first_token + i, p.tokens - 1)];
+        CopyAsync(to, from + static_cast<long long>(row) * p.rounded_input_stride, of_row);
+      }
       to += 4 * row_warps * pitch;
     }
   };
@@ -310,48 +409,42 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
   }
 
   float acc[kRowTiles][kTokenTiles][4] = {};
-  // The diagonal of x x^T has the squares: a product more per operand, shared out over the row's
-  // warps.
-  float squares[kTokenTiles][4] = {};
+  float squares[kTokenTiles][4] = {};  // of token tiles row_warp + i * row_warps
   int slot = 0;
 #pragma unroll 1
   for (int s = 0; s < layout.stages; ++s) {
     WaitCopies<kRing - 2>();
     __syncthreads();
     const int ahead = s + kRing - 1;
-    if (ahead < layout.stages) {
-      const unsigned stage = ring + (slot == 0 ? kRing - 1 : slot - 1) * layout.stage;
-      fill_weights(ahead, stage);
-      fill_tokens(ahead, stage);
-    }
+    const unsigned refilled = ring + (slot == 0 ? kRing - 1 : slot - 1) * layout.stage;
+    if (ahead < my_chunks) fill_weights(refilled);
+    if (ahead < layout.stages) fill_tokens(ahead, refilled);
     CommitCopies();
     const char* stage = bytes + slot * layout.stage;
     slot = slot == kRing - 1 ? 0 : slot + 1;
-    const int chunk = (s << column_bits) + column_warp;
-    if (first_chunk + chunk >= end_chunk) continue;
+    if (s >= my_chunks) continue;
 
+    const char* tokens = stage + column_warp * kChunkCols * 2 + g * pitch + t * 16;
     uint4 norm[2] = {};
     if (has_norm) {
-      const uint4* from = reinterpret_cast<const uint4*>(shared_norm + chunk * kChunkCols + 8 * t);
+      const uint4* from = reinterpret_cast<const uint4*>(
+          shared_norm + ((s << column_bits) + column_warp) * kChunkCols + 8 * t);
       norm[0] = from[0];
       norm[1] = from[4];
+#pragma unroll
+      for (int i = 0; i < kTokenTiles; ++i) {
+        const int nt = row_warp + i * row_warps;
+        if (nt >= kTokenTiles) break;
+        const uint4* x = reinterpret_cast<const uint4*>(tokens + nt * 8 * pitch);
+        AddSquares({x[0], x[4]}, squares[i]);
+      }
     }
     unsigned a[kRowTiles][4][4];
 #pragma unroll
     for (int rt = 0; rt < kRowTiles; ++rt) {
-      const char* unit = stage + unit_offset + (rt << column_bits) * kUnit;
-      uint4 raw[kLoads];
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        raw[i] = *reinterpret_cast<const uint4*>(unit + i * 512 + lane * 16);
-      }
-      ScalePairs<kWide> pairs;
-      if constexpr (Fragment<F>::kQuantized) {
-        pairs.LoadShared(unit + kLoads * 512, g);
-      }
-      WeightsAsBf16<F, kWide>(raw, pairs, m.scale_format, has_norm, norm, a[rt]);
+      WeightsAsBf16<F, kWide>(stage + unit_offset + (rt << column_bits) * kUnit, m.scale_format,
+                              has_norm, norm, a[rt]);
     }
-    const char* tokens = stage + column_warp * kChunkCols * 2 + g * pitch + t * 16;
 #pragma unroll
     for (int first = 0; first < kTokenTiles; first += kGroup) {
       uint4 x[kGroup][2];
@@ -363,94 +456,105 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const bool squared = has_norm && (j & (row_warps - 1)) == row_warp;
 #pragma unroll
         for (int n = 0; n < kGroup; ++n) {
-          const unsigned b0 = Component(x[n][j / 2], j % 2 * 2);
-          const unsigned b1 = Component(x[n][j / 2], j % 2 * 2 + 1);
 #pragma unroll
-          for (int rt = 0; rt < kRowTiles; ++rt) FreeMma(acc[rt][first + n], a[rt][j], b0, b1);
-          if (squared) {
-            const unsigned rows[4] = {b0, 0, b1, 0};
-            FreeMma(squares[first + n], rows, b0, b1);
+          for (int rt = 0; rt < kRowTiles; ++rt) {
+            FreeMma(acc[rt][first + n], a[rt][j], Component(x[n][j / 2], j % 2 * 2),
+                    Component(x[n][j / 2], j % 2 * 2 + 1));
           }
         }
       }
     }
   }
 
-  if (has_norm && g / 2 == t) {
+  // Every row of the squares' products is the same; the first writes.
+  if (has_norm && g == 0) {
 #pragma unroll
-    for (int nt = 0; nt < kTokenTiles; ++nt) {
-      shared_squares[warp * kTokens + nt * 8 + g] = g % 2 == 0 ? squares[nt][0] : squares[nt][1];
+    for (int i = 0; i < kTokenTiles; ++i) {
+      const int nt = row_warp + i * row_warps;
+      if (nt >= kTokenTiles) break;
+      reinterpret_cast<float2*>(shared_squares)[(column_warp * kTokens + nt * 8) / 2 + t] =
+          make_float2(squares[i][0], squares[i][1]);
     }
   }
   __syncthreads();
-  const int pieces = row_warps * kRowTiles * kTokenTiles;
+  const int block_rows = row_warps * kRowTiles * kTileRows;
+  const int sums_pitch = block_rows + 4;
+  float* sums = reinterpret_cast<float*>(shared);
+  float* my_sums =
+      sums + (column_warp * kTokens + 2 * t) * sums_pitch + row_warp * kRowTiles * kTileRows + g;
 #pragma unroll
-  for (int rt = 0; rt < kRowTiles; ++rt) {
+  for (int nt = 0; nt < kTokenTiles; ++nt) {
 #pragma unroll
-    for (int nt = 0; nt < kTokenTiles; ++nt) {
-      shared[(column_warp * pieces + (row_warp * kRowTiles + rt) * kTokenTiles + nt) * 32 + lane] =
-          make_float4(acc[rt][nt][0], acc[rt][nt][1], acc[rt][nt][2], acc[rt][nt][3]);
+    for (int rt = 0; rt < kRowTiles; ++rt) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        my_sums[(nt * 8 + i % 2) * sums_pitch + rt * kTileRows + i / 2 * 8] = acc[rt][nt][i];
+      }
     }
   }
-  const auto old_of = [&](int piece, float2(&old)[2]) {
-    const int token = first_token + piece % kTokenTiles * 8 + 2 * t;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      if (piece >= pieces || token + c >= p.tokens) continue;
-      old[c] = LoadOld(p, p.output, block_tile + piece / kTokenTiles, g, token + c);
-    }
-  };
-  int piece = rank * warps + warp;
-  float2 old[2] = {};
-  old_of(piece, old);
+
+  // An item is four outputs of a token: of gated projections there are half as many as rows.
+  const bool gated = p.epilogue == LinearEpilogue::kSiluMul;
+  const Outputs outputs(p);
+  const int quads = block_rows / (gated ? 8 : 4);
+  const int items = quads * kTokens;
+  const int first_row = block_tile * (gated ? 8 : 16);
   if (split > 1) {
     ClusterBarrier();
   } else {
     __syncthreads();
   }
 #pragma unroll 1
-  for (; piece < pieces; piece += warps * split) {
-    const int tile = block_tile + piece / kTokenTiles;
-    const int nt = piece % kTokenTiles;
+  for (int item = rank * blockDim.x + threadIdx.x; item < items; item += blockDim.x * split) {
+    const int quad = item % quads;
+    const int of_block = item / quads;
+    const int token = first_token + of_block;
+    const int row = first_row + quad * 4;
+    if (token >= p.tokens || row >= outputs.rows) continue;
+    float4 old = make_float4(0, 0, 0, 0);
+    if (p.epilogue == LinearEpilogue::kAdd) old = outputs.Load(token, row);
+    // Gate rows of a tile come before its up rows.
+    const int at = of_block * sums_pitch + (gated ? quad / 2 * 16 + quad % 2 * 4 : quad * 4);
     float4 y = make_float4(0, 0, 0, 0);
-    float2 sum = make_float2(0, 0);
+    float4 up = make_float4(0, 0, 0, 0);
+    float squared = 0;
 #pragma unroll 1
     for (int r = 0; r < split; ++r) {
-      const float4* sums = shared + piece * 32 + lane;
-      const float2* squared = reinterpret_cast<const float2*>(shared_squares + nt * 8 + 2 * t);
-      if (split > 1) sums = AtRank(sums, r), squared = AtRank(squared, r);
-#pragma unroll 2
+      const float* of_rank = split > 1 ? AtRank(sums, r) : sums;
+      const float* squares_of_rank = split > 1 ? AtRank(shared_squares, r) : shared_squares;
+#pragma unroll 1
       for (int w = 0; w < column_warps; ++w) {
-        const float4 add = sums[w * pieces * 32];
-        y.x += add.x, y.y += add.y, y.z += add.z, y.w += add.w;
-      }
-      if (!has_norm) continue;
-#pragma unroll 2
-      for (int w = 0; w < warps; ++w) {
-        const float2 add = squared[w * kTokens / 2];
-        sum.x += add.x, sum.y += add.y;
+        const float* from = of_rank + w * kTokens * sums_pitch + at;
+        const float4 v = *reinterpret_cast<const float4*>(from);
+        y.x += v.x, y.y += v.y, y.z += v.z, y.w += v.w;
+        if (gated) {
+          const float4 u = *reinterpret_cast<const float4*>(from + 8);
+          up.x += u.x, up.y += u.y, up.z += u.z, up.w += u.w;
+        }
+        if (has_norm) squared += squares_of_rank[w * kTokens + of_block];
       }
     }
     if (has_norm) {
-      const float first_factor = rsqrtf(fmaf(sum.x, params.inverse_cols, p.norm_eps));
-      const float second_factor = rsqrtf(fmaf(sum.y, params.inverse_cols, p.norm_eps));
-      y.x *= first_factor, y.z *= first_factor;
-      y.y *= second_factor, y.w *= second_factor;
+      const float factor = rsqrtf(fmaf(squared, params.inverse_cols, p.norm_eps));
+      y.x *= factor, y.y *= factor, y.z *= factor, y.w *= factor;
+      up.x *= factor, up.y *= factor, up.z *= factor, up.w *= factor;
     }
-    const float2 now[2] = {old[0], old[1]};
-    old_of(piece + warps * split, old);
-    if (tile >= m.tiles) continue;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int token = first_token + nt * 8 + 2 * t + c;
-      if (token >= p.tokens) continue;
-      StorePiece(p, tile, g, token, c == 0 ? y.x : y.y, c == 0 ? y.z : y.w, now[c]);
+    if (p.bias != nullptr) {
+      y = AddBias(p.bias, row, outputs.rows, y);
+      if (gated) up = AddBias(p.bias + outputs.rows, row, outputs.rows, up);
     }
+    if (gated) {
+      y = make_float4(Silu(y.x) * up.x, Silu(y.y) * up.y, Silu(y.z) * up.z, Silu(y.w) * up.w);
+    } else {
+      const float scale = params.scale;
+      y.x = fmaf(scale, y.x, old.x), y.y = fmaf(scale, y.y, old.y);
+      y.z = fmaf(scale, y.z, old.z), y.w = fmaf(scale, y.w, old.w);
+    }
+    outputs.Store(p, token, row, y);
   }
-  if (split > 1) ClusterBarrier();
+  if (split > 1) LeaveCluster();
   if (p.epilogue == LinearEpilogue::kRouter) {
     RouteWhenLast(p, p.output, first_token, min(first_token + kTokens, p.tokens),
                   p.arrivals + blockIdx.y);
@@ -460,7 +564,8 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
 template <WeightFormat F, bool kWide, int kRowTiles, int kTokenTiles>
 void LaunchKernel(const LinearParams& p, const BatchGeometry& geometry, cudaStream_t stream) {
   const auto kernel = BatchLinearKernel<F, kWide, kRowTiles, kTokenTiles>;
-  BatchParams params = {p, 0, geometry.split, 1.0f / static_cast<float>(p.matrix.cols)};
+  BatchParams params = {p, 0, geometry.split, 1.0f / static_cast<float>(p.matrix.cols),
+                        p.epilogue == LinearEpilogue::kRouter ? 1.0f : p.scale};
   while (1 << params.column_bits < geometry.column_warps) ++params.column_bits;
   const int unit = LoadsOf(F) * 512 + ScaleBytesPerChunk(p.matrix.scale_format);
   const SharedLayout layout(p.matrix.chunks, geometry.split, geometry.column_warps,

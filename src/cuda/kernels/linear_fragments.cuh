@@ -129,22 +129,6 @@ struct ScalePairs {
     }
   }
 
-  // The same from a copy of one tile and chunk in shared memory.
-  __device__ __forceinline__ void LoadShared(const void* scales, int g) {
-    constexpr int kWords = kWide ? 2 : 1;
-    const unsigned* from = static_cast<const unsigned*>(scales) + g * kWords;
-#pragma unroll
-    for (int half = 0; half < kWords; ++half) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) {
-          words[(half * 2 + r) * kWords + i] = from[(half * kTileRows + 8 * r) * kWords + i];
-        }
-      }
-    }
-  }
-
   // Scale and bias of row g + 8 r; for wide ones, of columns 32 h to 32 h + 31 of the chunk.
   __device__ __forceinline__ float2 Get(int h, int r, ScaleFormat format) const {
     if constexpr (kWide) {
