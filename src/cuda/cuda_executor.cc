@@ -487,6 +487,8 @@ class CudaExecutor : public Executor {
     params.output = Values(op.output);
     params.output_stride = Stride(op.output);
     if (slice_.most_tokens == 1) {
+      params.rounded_output = RoundedOutput(op.output);
+      params.rounded_output_stride = RoundedStride(op.output);
       LaunchMamba2Step(params, stream_.get());
     } else {
       LaunchMamba2Prefill(params, slice_.most_tokens, convolved_, stream_.get());
@@ -513,6 +515,8 @@ class CudaExecutor : public Executor {
     params.qkv_stride = Stride(op.input);
     params.output = Values(op.output);
     params.output_stride = Stride(op.output);
+    params.rounded_output = RoundedOutput(op.output);
+    params.rounded_output_stride = RoundedStride(op.output);
     params.partial = partial_;
     params.arrivals = counters_.as<unsigned>();
     LaunchKvAppend(params, stream_.get());

@@ -10,6 +10,7 @@
 // Prefill is a convolution kernel, then a scan kernel with the same ownership that walks over the
 // run with the state in registers, kScanTokens tokens between barriers.
 // Preconditions: d_state <= kMaxStateSize, d_conv <= kMaxTaps.
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -186,7 +187,12 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (warp == 0 && place.used) {
     const float y = fmaf(d, x, SumOfWarps(partial, lane));
-    p.output[static_cast<long long>(run.row) * p.output_stride + place.x_channel] = y * Silu(gate);
+    const float gated = y * Silu(gate);
+    p.output[static_cast<long long>(run.row) * p.output_stride + place.x_channel] = gated;
+    if (p.rounded_output != nullptr) {
+      p.rounded_output[static_cast<long long>(run.row) * p.rounded_output_stride +
+                       place.x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
+    }
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "cuda/kernels/sequence_table.h"
 
 namespace adder::cuda {
@@ -35,6 +37,9 @@ struct Mamba2Params {
   int projected_stride = 0;
   float* output = nullptr;  // [rows, inner]: y * silu(z)
   int output_stride = 0;
+  // A bf16 copy of the output, written by the step alone; null: none.
+  uint16_t* rounded_output = nullptr;
+  int rounded_output_stride = 0;
 
   __host__ __device__ int inner() const { return heads * head_dim; }
   __host__ __device__ int conv_channels() const { return inner() + 2 * groups * d_state; }
