@@ -100,9 +100,8 @@ struct Bf16Scales {
   __nv_bfloat162 scale[kWide ? 2 : 1][2];
   __nv_bfloat162 bias[kWide ? 2 : 1][2];
 
-  // `from`: the chunk's scales as packed_matrix.h has them, in shared memory. `raised`: what values
-  // are raised by, taken out of the bias again.
-  __device__ __forceinline__ void Load(const char* from, int g, ScaleFormat format, float raised) {
+  // `from`: the chunk's scales as packed_matrix.h has them, in shared memory.
+  __device__ __forceinline__ void Load(const char* from, int g, ScaleFormat format) {
 #pragma unroll
     for (int h = 0; h < (kWide ? 2 : 1); ++h) {
 #pragma unroll
@@ -119,14 +118,11 @@ struct Bf16Scales {
           }
         }
         scale[h][r] = __float2bfloat162_rn(pair.x);
-        bias[h][r] = __float2bfloat162_rn(fmaf(-raised, pair.x, pair.y));
+        bias[h][r] = __float2bfloat162_rn(pair.y);
       }
     }
   }
 };
-
-// 4-bit values enter as 16 + q. Taking 16 scales out of the bias costs it at most 1/32 of a scale.
-constexpr float kQ4Raised = 16.0f;
 
 // Weights of one tile and chunk as A operands in bf16, times the norm's weight: `norm` holds it for
 // this lane's columns, [h] component `pair`.
@@ -141,8 +137,8 @@ __device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat form
     raw[i] = reinterpret_cast<const uint4*>(unit)[i * 32 + lane];
   }
   if constexpr (F == WeightFormat::kQ4) {
-    unsigned sixteen;
-    asm("mov.b32 %0, 0x41804180;" : "=r"(sixteen));
+    unsigned raised;
+    asm("mov.b32 %0, 0x43004300;" : "=r"(raised));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -150,12 +146,13 @@ __device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat form
         const unsigned word = Component(raw[0], 2 * h + r);
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
-          // 0x4180 | q << 3 is 16 + q in bf16; (x & y) | z as one instruction, which a compiler
-          // that sees two constants would make two.
-          const unsigned q = pair == 0 ? word << 3 : word >> (4 * pair - 3);
-          asm("lop3.b32 %0, %1, 0x00780078, %2, 0xea;"
-              : "=r"(a[2 * h + pair / 2][2 * (pair % 2) + r])
-              : "r"(q), "r"(sixteen));
+          // 0x4300 | q is 128 + q in bf16. (x & y) | z as one instruction: a compiler that sees two
+          // constants makes two.
+          unsigned& w = a[2 * h + pair / 2][2 * (pair % 2) + r];
+          asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;"
+              : "=r"(w)
+              : "r"(word >> (4 * pair)), "r"(raised));
+          w = AsWord(__hsub2(AsPair(w), AsPair(raised)));
         }
       }
     }
@@ -164,7 +161,7 @@ __device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat form
   }
   if constexpr (Fragment<F>::kQuantized) {
     Bf16Scales<kWide> scales;
-    scales.Load(unit + kLoads * 512, lane / 4, format, F == WeightFormat::kQ4 ? kQ4Raised : 0.0f);
+    scales.Load(unit + kLoads * 512, lane / 4, format);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
