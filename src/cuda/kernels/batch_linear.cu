@@ -349,12 +349,17 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
       scales[rt] += kScaleBytes << column_bits;
     }
   };
+  // Weights fill all of the ring, the first stage's as a group of copies of their own.
   const unsigned ring = SharedAddress(bytes);
 #pragma unroll 1
-  for (int s = 0; s < min(kRing - 1, my_chunks); ++s) fill_weights(ring + s * layout.stage);
+  for (int s = 0; s < min(kRing, my_chunks); ++s) {
+    fill_weights(ring + s * layout.stage);
+    if (s == 0) CommitCopies();
+  }
+  CommitCopies();
   if (blockIdx.y == 0 && lane < kLoads * 4) {
 #pragma unroll 1
-    for (int s = 0; s < my_chunks - (kRing - 1); ++s) {
+    for (int s = 0; s < my_chunks - kRing; ++s) {
 #pragma unroll
       for (int rt = 0; rt < kRowTiles; ++rt) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(data[rt] + lane * 112 +
@@ -370,8 +375,6 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
       shared_norm[i] = __bfloat16_as_ushort(__float2bfloat16_rn(weight));
     }
   }
-  PdlWait();
-  PdlTrigger();
 
   // Copies the tokens' part of a stage: a thread has eight columns of every (4 * row_warps)-th
   // token; zeros beyond the matrix. Tokens beyond the batch are whatever the buffer has there.
@@ -399,69 +402,95 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
       to += 4 * row_warps * pitch;
     }
   };
-#pragma unroll 1
-  for (int s = 0; s < kRing - 1; ++s) {
-    if (s < layout.stages) fill_tokens(s, ring + s * layout.stage);
-    CommitCopies();
-  }
 
+  // One loop, so that no code is there twice: what follows the wait for the kernel before runs at
+  // the speed at which instructions arrive. Round -kRing turns the first weights into bf16 and
+  // waits; rounds up to -1 only ask for tokens; round s multiplies stage s and turns the weights of
+  // the next, whose place in the ring it then fills with those of kRing stages later.
   float acc[kRowTiles][kTokenTiles][4] = {};
   float squares[kTokenTiles][4] = {};  // of token tiles row_warp + i * row_warps
-  int slot = 0;
+  unsigned a[kRowTiles][4][4] = {};
+  int slot = 0;  // of stage s, from round 0 on
 #pragma unroll 1
-  for (int s = 0; s < layout.stages; ++s) {
-    WaitCopies<kRing - 2>();
-    __syncthreads();
-    const int ahead = s + kRing - 1;
-    const unsigned refilled = ring + (slot == 0 ? kRing - 1 : slot - 1) * layout.stage;
-    if (ahead < my_chunks) fill_weights(refilled);
-    if (ahead < layout.stages) fill_tokens(ahead, refilled);
-    CommitCopies();
+  for (int s = -kRing; s < layout.stages; ++s) {
     const char* stage = bytes + slot * layout.stage;
-    slot = slot == kRing - 1 ? 0 : slot + 1;
-    if (s >= my_chunks) continue;
+    if (s == -kRing) {
+      WaitCopies<1>();
+      __syncthreads();
+    } else {
+      if (s >= 0) {
+        WaitCopies<kRing - 2>();
+        __syncthreads();
+        if (s + kRing < my_chunks) fill_weights(ring + slot * layout.stage);
+      }
+      const int ahead = s + kRing - 1;
+      if (ahead < layout.stages) {
+        const int of_ahead = s < 0 ? ahead : slot == 0 ? kRing - 1 : slot - 1;
+        fill_tokens(ahead, ring + of_ahead * layout.stage);
+      }
+      CommitCopies();
+      if (s < 0) continue;
+      slot = slot == kRing - 1 ? 0 : slot + 1;
 
-    const char* tokens = stage + column_warp * kChunkCols * 2 + g * pitch + t * 16;
-    uint4 norm[2] = {};
-    if (has_norm) {
-      const uint4* from = reinterpret_cast<const uint4*>(
-          shared_norm + ((s << column_bits) + column_warp) * kChunkCols + 8 * t);
-      norm[0] = from[0];
-      norm[1] = from[4];
+      const char* tokens = stage + column_warp * kChunkCols * 2 + g * pitch + t * 16;
+      if (s < my_chunks && has_norm) {
 #pragma unroll
-      for (int i = 0; i < kTokenTiles; ++i) {
-        const int nt = row_warp + i * row_warps;
-        if (nt >= kTokenTiles) break;
-        const uint4* x = reinterpret_cast<const uint4*>(tokens + nt * 8 * pitch);
-        AddSquares({x[0], x[4]}, squares[i]);
+        for (int i = 0; i < kTokenTiles; ++i) {
+          const int nt = row_warp + i * row_warps;
+          if (nt >= kTokenTiles) break;
+          const uint4* x = reinterpret_cast<const uint4*>(tokens + nt * 8 * pitch);
+          AddSquares({x[0], x[4]}, squares[i]);
+        }
       }
-    }
-    unsigned a[kRowTiles][4][4];
+      if (s < my_chunks) {
 #pragma unroll
-    for (int rt = 0; rt < kRowTiles; ++rt) {
-      WeightsAsBf16<F, kWide>(stage + unit_offset + (rt << column_bits) * kUnit, m.scale_format,
-                              has_norm, norm, a[rt]);
-    }
+        for (int first = 0; first < kTokenTiles; first += kGroup) {
+          uint4 x[kGroup][2];
 #pragma unroll
-    for (int first = 0; first < kTokenTiles; first += kGroup) {
-      uint4 x[kGroup][2];
+          for (int n = 0; n < kGroup; ++n) {
+            const uint4* from = reinterpret_cast<const uint4*>(tokens + (first + n) * 8 * pitch);
+            x[n][0] = from[0];
+            x[n][1] = from[4];
+          }
 #pragma unroll
-      for (int n = 0; n < kGroup; ++n) {
-        const uint4* from = reinterpret_cast<const uint4*>(tokens + (first + n) * 8 * pitch);
-        x[n][0] = from[0];
-        x[n][1] = from[4];
-      }
+          for (int j = 0; j < 4; ++j) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+            for (int n = 0; n < kGroup; ++n) {
 #pragma unroll
-        for (int n = 0; n < kGroup; ++n) {
-#pragma unroll
-          for (int rt = 0; rt < kRowTiles; ++rt) {
-            FreeMma(acc[rt][first + n], a[rt][j], Component(x[n][j / 2], j % 2 * 2),
-                    Component(x[n][j / 2], j % 2 * 2 + 1));
+              for (int rt = 0; rt < kRowTiles; ++rt) {
+                FreeMma(acc[rt][first + n], a[rt][j], Component(x[n][j / 2], j % 2 * 2),
+                        Component(x[n][j / 2], j % 2 * 2 + 1));
+              }
+            }
           }
         }
       }
+    }
+
+    const int next = max(s, -1) + 1;
+    if (next < my_chunks) {
+      uint4 norm[2] = {};
+      if (has_norm) {
+        const uint4* from = reinterpret_cast<const uint4*>(
+            shared_norm + ((next << column_bits) + column_warp) * kChunkCols + 8 * t);
+        norm[0] = from[0];
+        norm[1] = from[4];
+      }
+#pragma unroll
+      for (int rt = 0; rt < kRowTiles; ++rt) {
+        WeightsAsBf16<F, kWide>(
+            bytes + slot * layout.stage + unit_offset + (rt << column_bits) * kUnit, m.scale_format,
+            has_norm, norm, a[rt]);
+      }
+    }
+    if (s == -kRing) {
+      // The first use of a parameter is slow: better now.
+      asm volatile("" ::"l"(p.rounded_input), "l"(p.input_rows), "l"(p.output),
+                   "l"(p.rounded_output), "l"(p.bias), "r"(p.tokens), "r"(p.output_stride),
+                   "r"(p.rounded_input_stride), "r"(p.rounded_output_stride), "f"(p.norm_eps),
+                   "f"(params.inverse_cols), "f"(params.scale));
+      PdlWait();
+      PdlTrigger();
     }
   }
 
