@@ -20,10 +20,15 @@ if(ADDER_SANITIZE)
 endif()
 
 # adder_room(NAME [DEPS targets...]): the library of src/NAME. Every .cc below the folder is part of
-# it, except *_test.cc (unit tests, one binary per room, run by ctest) and *_benchmark.cc.
+# it, except *_test.cc (unit tests, one binary per room, run by ctest) and *_benchmark.cc, and except
+# a subfolder cuda/ in builds without CUDA.
 function(adder_room NAME)
   cmake_parse_arguments(ROOM "" "" "DEPS;EXTRA_SOURCES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  if(NOT ADDER_CUDA)
+    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cc)
+    list(REMOVE_ITEM sources ${cuda_sources})
+  endif()
   set(tests ${sources})
   set(benchmarks ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
@@ -41,6 +46,13 @@ function(adder_room NAME)
       target_link_libraries(${target} PRIVATE adder_${NAME} benchmark::benchmark)
     endforeach()
   endif()
+endfunction()
+
+# adder_cuda_options(TARGET): how CUDA sources are compiled.
+function(adder_cuda_options TARGET)
+  target_compile_options(${TARGET} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo -Werror=all-warnings
+      -Xcompiler=-Wall,-Wextra,-Werror>)
 endfunction()
 
 # adder_test(NAME SOURCES files... DEPS targets... [LABELS labels...]): a GoogleTest binary registered

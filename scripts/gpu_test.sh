@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every GPU test, then the decode bench of several models' geometries as a table (synthetic weights).
+# Every GPU test, then the decode bench of several models' geometries as a table (synthetic weights),
+# an audit of every family's decode step, and the convolution of a step three ways.
 #   scripts/gpu_test.sh [BUILD] [--sanitizer]     (default BUILD: build/cuda, else build/gpu-portable)
 # BUILD is a build folder, or any folder with the programs in it. Needs a CUDA device, nothing to be
 # installed. --sanitizer also runs compute-sanitizer's memcheck and racecheck over the op tests.
@@ -31,7 +32,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-for name in op_difference_test state_invariants_test conformance_test device_decode_test; do
+for name in cuda_test op_difference_test state_invariants_test conformance_test device_decode_test \
+            wide_slices_test; do
   test=$(program "$name")
   if [ -z "$test" ]; then
     echo "error: $name is missing under $build" >&2
@@ -39,7 +41,9 @@ for name in op_difference_test state_invariants_test conformance_test device_dec
     continue
   fi
   echo "==> $name"
-  "$test" --gtest_filter='*cuda*' --gtest_brief=1 >"$work/$name.log" 2>&1 || failed=1
+  filter='*cuda*'
+  [ "$name" = cuda_test ] && filter='*'
+  "$test" --gtest_filter="$filter" --gtest_brief=1 >"$work/$name.log" 2>&1 || failed=1
   grep -E 'max error|FAILED|PASSED|Failure' "$work/$name.log"
 done
 
@@ -89,6 +93,34 @@ bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 8,32,128 --prompt-tokens 6
 bench mamba2-1.3b mamba2-1.3b 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
 bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 1 --prompt-tokens 8192 --repeat 3
 
+# audit NAME MODEL: one row of the audit's table. A broken rule fails the whole run.
+audits=()
+audit() {
+  local log=$work/audit-$1.json
+  "$adder" audit -m "$2" --json >"$log" 2>"$log.err" || { failed=1; tail -n 1 "$log.err" >&2; }
+  audits+=("$(python3 -c '
+import json, sys
+r = json.load(open(sys.argv[2]))
+broken = ", ".join(rule["name"] for rule in r["rules"] if not rule["kept"])
+print("%-34s %9.0f %9.0f %7.0f %7.1f%%  %s" % (
+    sys.argv[1], r["launches_per_step"], r["most_launches_per_layer"],
+    r["synchronizations_per_step"], 100 * r["gpu_busy_share"],
+    "BROKEN: " + broken if broken else "kept"))
+' "$1" "$log" 2>/dev/null || echo "$1: no report")")
+}
+echo "==> audit"
+audit "granitemoehybrid (350m)" "$work/granite-4.0-h-350m"
+audit "granitemoehybrid (tiny, experts)" "$work/granite-4.0-h-tiny"
+audit "mamba2 (130m, bf16)" "$work/mamba2-130m-bf16"
+audit "llama (3.2-1b)" "$work/llama-3.2-1b"
+audit "granite (conformance model)" "$ADDER_SHARED/conformance/models/granite"
+
+echo "==> bench conv"
+"$adder" bench conv >"$work/conv.log" 2>&1 || failed=1
+cat "$work/conv.log"
+
+printf '\n%-34s %9s %9s %7s %8s  %s\n' family launches per-layer syncs busy rules
+printf '%s\n' "${audits[@]}"
 printf '\n%-22s %5s %6s %12s %11s %9s %9s %9s %9s\n' model batch prompt prefill/s decode/s p50-us p99-us launches bandwidth
 printf '%s\n' "${table[@]}"
 exit "$failed"

@@ -1,4 +1,5 @@
-"""The adder command's tools: tokenize, inspect, perplexity, quantize, synthesize, bench."""
+"""The adder command's tools: tokenize, inspect, perplexity, quantize, synthesize, bench,
+audit."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import json
 import math
 import unittest
 
-from cli_support import (CASE, DEMO, ERROR, GEOMETRY, TOKENIZERS, USAGE, CommandTest, needs_demo,
-                         needs_kit, read_tensors)
+from cli_support import (CASE, DEMO, ERROR, GEOMETRY, TOKENIZERS, USAGE, CommandTest, adder,
+                         needs_demo, needs_kit, read_tensors)
 
 
 class TokenizeTest(CommandTest):
@@ -221,10 +222,35 @@ class BenchTest(CommandTest):
         low, middle, high = (report[f"decode_tokens_per_second_{kind}"]
                              for kind in ("min", "median", "max"))
         self.assertTrue(0 < low <= middle <= high)
-        attained = middle * (report["weight_bytes_per_step"] + report["state_bytes_per_step"])
+        attained = middle * sum(report[f"{kind}_bytes_per_step"]
+                                for kind in ("weight", "state", "kv"))
         self.assertAlmostEqual(report["attained_bytes_per_second"] / attained, 1, places=6)
         self.assertGreater(report["read_bandwidth_bytes_per_second"], 1e8)
         self.assertGreater(report["peak_resident_bytes"], 1 << 20)
+
+    def test_profile(self) -> None:
+        flags = ("-m", DEMO, "--device", "cpu", "--json")
+        bench = ("bench", "decode", *flags, "--prompt-tokens", "8", "-n", "4", "--repeat", "2",
+                 "--warmup", "0")
+        self.assertNotIn("profile", json.loads(self.succeed(*bench)))
+        for options, variables in ((("--profile",), {}), (("--profile=full",), {}),
+                                   ((), {"ADDER_PROFILE_PIPELINE_DETAIL": "1"})):
+            profile = json.loads(self.succeed(*bench, *options, env=variables))["profile"]
+            self.assertEqual(len(profile["tokens"]), 8)
+            for token in profile["tokens"]:
+                self.assertGreater(token["forward_seconds"], 0)
+                self.assertGreater(token["sample_seconds"], 0)
+        text = self.succeed(*(flag for flag in bench if flag != "--json"), "--profile=full")
+        for word in ("prepare", "forward", "sample", "wait", "--device cuda"):
+            self.assertIn(word, text)
+        generate = ("generate", *flags, "-p", "Once", "-n", "5", "--ignore-eos", "--profile")
+        report = json.loads(self.succeed(*generate))
+        self.assertEqual(len(report["profile"]["tokens"]), report["timings"]["decode_tokens"])
+        chart = self.folder / "chart.svg"
+        self.fail_with(ERROR, ["--profile-chart", "--device cuda"], *bench, "--profile-chart",
+                       chart)
+        self.assertFalse(chart.exists())
+        self.fail_with(USAGE, ["--profile"], *bench, "--profile=most")
 
     def test_errors(self) -> None:
         self.fail_with(ERROR, ["repeat"], "bench", "decode", "-m", DEMO, "--repeat", "0")
@@ -233,6 +259,34 @@ class BenchTest(CommandTest):
         other = self.file("other.csv", "a,b\n1,2\n")
         self.fail_with(ERROR, ["other.csv"], "bench", "decode", "-m", DEMO, "--prompt-tokens", "4",
                        "-n", "1", "--repeat", "1", "--warmup", "0", "--csv", other)
+
+
+class GpuToolsTest(CommandTest):
+    """What looks at a GPU says so where there is none."""
+
+    def either_works_or_names_cuda(self, *arguments: object) -> None:
+        done = adder(*arguments)
+        if done.returncode == 0:
+            json.loads(done.stdout)
+        else:
+            self.fail_with(ERROR, ["CUDA"], *arguments)
+
+    @needs_demo
+    def test_audit(self) -> None:
+        self.either_works_or_names_cuda("audit", "-m", DEMO, "--steps", "4", "--json")
+        for flag, word in (("--steps", "steps"), ("--batch", "sequences"),
+                           ("--prompt-tokens", "prompt tokens")):
+            self.fail_with(ERROR, [word], "audit", "-m", DEMO, flag, "0")
+        self.fail_with(USAGE, ["--steps"], "audit", "-m", DEMO, "--steps", "many")
+        self.fail_with(USAGE, ["--tokens"], "audit", "-m", DEMO, "--tokens", "1",
+                       "--prompt-tokens", "4")
+        self.fail_with(USAGE, ["--model"], "audit")
+
+    def test_bench_conv(self) -> None:
+        self.either_works_or_names_cuda("bench", "conv", "--shape", "40x4", "--json")
+        for shape in ("4", "x", "0x4", "64x1", "64x9"):
+            self.fail_with(ERROR, [f'"{shape}"', "1792x4"], "bench", "conv", "--shape", shape)
+        self.fail_with(USAGE, ["--dtype"], "bench", "conv", "--dtype", "f64")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@
 #include "core/thread_pool.h"
 #ifdef ADDER_HAS_CUDA
 #include "cuda/device_bandwidth.h"
+#include "cuda/driver_version.h"
 #endif
 #include "measure/bandwidth_probe.h"
 #include "measure/decode_bench.h"
+#include "profile.h"
 
 namespace adder::cli {
 namespace {
@@ -23,6 +25,7 @@ struct Options {
   ModelOptions model;
   DecodeBenchOptions bench;
   std::vector<int64_t> batches{1};
+  ProfileOptions profile;
   std::string csv;
   bool json = false;
 };
@@ -65,9 +68,25 @@ Bandwidth Probe([[maybe_unused]] bool cuda, int threads) {
   return bandwidth;
 }
 
+// Calls per step; zero where the host runs the steps itself.
+double PerStep(const DecodeBenchResult& result, int64_t calls) {
+  const int64_t steps = result.device_counters.steps;
+  return steps > 0 ? static_cast<double>(calls) / static_cast<double>(steps) : 0;
+}
+
+// The driver's release; empty without one.
+std::string DriverText() {
+#ifdef ADDER_HAS_CUDA
+  return DriverVersion();
+#else
+  return "";
+#endif
+}
+
 // The report as named values, in the order of the CSV columns.
 Json Report(const Options& options, const LoadedModel& model, const DecodeBenchResult& result,
             const Bandwidth& probe, int threads, int64_t peak_bytes) {
+  const DecodeCounters& counters = result.device_counters;
   const double attained = result.steps_per_second() * static_cast<double>(result.bytes_per_step());
   return {{"date", UtcNow()},
           {"version", ADDER_VERSION},
@@ -76,6 +95,7 @@ Json Report(const Options& options, const LoadedModel& model, const DecodeBenchR
           {"family", model.plan->family},
           {"parameters", ParameterCount(*model.plan)},
           {"device", UsesCuda(options) ? "cuda" : "cpu"},
+          {"driver", UsesCuda(options) ? DriverText() : ""},
           {"simd_target", CpuSimdTarget()},
           {"threads", threads},
           {"compute", options.model.compute},
@@ -90,10 +110,15 @@ Json Report(const Options& options, const LoadedModel& model, const DecodeBenchR
           {"decode_tokens_per_second_min", result.decode_rate.min},
           {"decode_tokens_per_second_max", result.decode_rate.max},
           {"launches_per_step", result.launches_per_step},
+          {"synchronizations_per_step", PerStep(result, counters.synchronizations)},
+          {"output_waits_per_step", PerStep(result, counters.output_waits)},
+          {"allocations_per_step", PerStep(result, counters.allocations)},
+          {"host_copies_per_step", PerStep(result, counters.copies)},
           {"step_seconds_p50", result.step_seconds_p50},
           {"step_seconds_p99", result.step_seconds_p99},
           {"weight_bytes_per_step", result.weight_bytes},
           {"state_bytes_per_step", result.state_bytes},
+          {"kv_bytes_per_step", result.kv_bytes},
           {"attained_bytes_per_second", attained},
           {"read_bandwidth_bytes_per_second", probe.bytes_per_second},
           {"bandwidth_fraction", attained / probe.bytes_per_second},
@@ -133,28 +158,47 @@ std::string SpreadText(const Spread& spread) {
                 Fixed(spread.max, 1), ")");
 }
 
+// What a step asks of the host, counted in the calls themselves.
+std::string CallsText(const DecodeBenchResult& result) {
+  const DecodeCounters& counters = result.device_counters;
+  if (counters.steps == 0) return "";
+  return Concat("\nhost per step    ", Fixed(PerStep(result, counters.synchronizations), 2),
+                " synchronizations, ", Fixed(PerStep(result, counters.allocations), 2),
+                " allocations, ", Fixed(PerStep(result, counters.copies), 2), " copies, ",
+                Fixed(PerStep(result, counters.output_waits), 2),
+                " waits for the tokens of the step before, while the next runs");
+}
+
 void PrintText(const Options& options, const LoadedModel& model, const DecodeBenchResult& result,
                const Bandwidth& probe, int64_t peak_bytes) {
   const double attained = result.steps_per_second() * static_cast<double>(result.bytes_per_step());
   std::string text = Concat(
       "model            ", model.directory.string(), " (", model.plan->family, ", ",
       ParameterCount(*model.plan), " parameters)", "\ndevice           ",
-      model.executor->Description(), "\nprefill          ", SpreadText(result.prefill_rate), ", ",
-      options.bench.prompt_tokens, " tokens", "\ndecode           ", SpreadText(result.decode_rate),
-      ", ", options.bench.max_tokens, " tokens",
+      model.executor->Description(), UsesCuda(options) ? Concat(", driver ", DriverText()) : "",
+      "\nprefill          ", SpreadText(result.prefill_rate), ", ", options.bench.prompt_tokens,
+      " tokens", "\ndecode           ", SpreadText(result.decode_rate), ", ",
+      options.bench.max_tokens, " tokens",
       result.batch > 1 ? Concat(" each of ", result.batch, " sequences") : "",
       "\nstep             p50 ", Fixed(result.step_seconds_p50 * 1e6, 1), " us, p99 ",
       Fixed(result.step_seconds_p99 * 1e6, 1), " us",
       result.launches_per_step > 0 ? Concat(", ", result.launches_per_step, " launches") : "",
-      "\nbytes per token  ", Megabytes(result.bytes_per_step()), ": weights ",
-      Megabytes(result.weight_bytes), ", state and KV ", Megabytes(result.state_bytes),
-      "\nattained         ", Fixed(attained / 1e9, 1), " GB/s, ",
+      CallsText(result), "\nbytes per token  ", Megabytes(result.bytes_per_step()), ": weights ",
+      Megabytes(result.weight_bytes), ", state ", Megabytes(result.state_bytes), ", KV ",
+      Megabytes(result.kv_bytes), "\nattained         ", Fixed(attained / 1e9, 1), " GB/s, ",
       Fixed(100 * attained / probe.bytes_per_second, 0), "% of the read bandwidth of ",
       Fixed(probe.bytes_per_second / 1e9, 1), " GB/s (buffer ", Megabytes(probe.buffer_bytes), ")",
       "\npeak memory      ", Megabytes(peak_bytes), " (weights ",
       Megabytes(model.executor->WeightBytes()), ")\n");
   Print(text);
   std::cerr << probe.warning;
+}
+
+std::optional<ProfileResult> Profile(const Options& options, const LoadedModel& model,
+                                     const DecodeBenchResult& result) {
+  if (!options.profile.wanted()) return std::nullopt;
+  return MakeProfile(model, result.host_times, result.parts, result.batch,
+                     options.bench.prompt_tokens);
 }
 
 void Run(const Options& options) {
@@ -167,6 +211,7 @@ void Run(const Options& options) {
     for (size_t i = 0; i < options.batches.size(); ++i) {
       DecodeBenchOptions bench = options.bench;
       bench.batch = options.batches[i];
+      bench.profile = options.profile.wanted();
       bench.progress = [&](int done, int all) {
         bar.Update((static_cast<double>(i) + static_cast<double>(done) / all) /
                    static_cast<double>(options.batches.size()));
@@ -179,13 +224,17 @@ void Run(const Options& options) {
   const int threads = options.model.threads > 0 ? options.model.threads : AvailableCores();
   const Bandwidth probe = Probe(UsesCuda(options), threads);
   for (const DecodeBenchResult& result : results) {
-    const Json report = Report(options, model, result, probe, threads, peak_bytes);
+    Json report = Report(options, model, result, probe, threads, peak_bytes);
+    if (!options.csv.empty()) AppendCsv(options.csv, report);
+    const std::optional<ProfileResult> profile = Profile(options, model, result);
     if (options.json) {
+      if (profile) report["profile"] = ProfileJson(*profile);
       PrintJson(report);
     } else {
       PrintText(options, model, result, probe, peak_bytes);
+      if (profile) Print(ProfileText(*profile, options.profile));
     }
-    if (!options.csv.empty()) AppendCsv(options.csv, report);
+    if (profile) WriteProfileChart(*profile, options.profile);
   }
 }
 
@@ -196,6 +245,7 @@ void AddBenchCommand(CLI::App& program) {
   CLI::App* bench = program.add_subcommand("bench", "Measure speed");
   bench->require_subcommand(1);
   AddBenchTokenizeCommand(*bench);
+  AddBenchConvCommand(*bench);
   CLI::App* command = bench->add_subcommand(
       "decode", "Speed of one sequence: prompt and decoding, and its share of memory bandwidth");
   AddModelOption(*command, options->model.model)->required();
@@ -216,6 +266,7 @@ void AddBenchCommand(CLI::App& program) {
   command->add_option("--warmup", options->bench.warmup, "Runs before that, which do not count")
       ->capture_default_str();
   AddDeviceOptions(*command, options->model);
+  AddProfileOptions(*command, options->profile);
   command->add_option("--csv", options->csv, "Append a row to this file");
   command->add_flag("--json", options->json, "Print one JSON object");
   command->callback([options] { Run(*options); });

@@ -28,8 +28,10 @@ void AddPerplexityCommand(CLI::App& program);
 void AddQuantizeCommand(CLI::App& program);
 void AddSynthesizeCommand(CLI::App& program);
 void AddBenchCommand(CLI::App& program);
-// A subcommand of bench.
+// Subcommands of bench.
 void AddBenchTokenizeCommand(CLI::App& bench);
+void AddBenchConvCommand(CLI::App& bench);
+void AddAuditCommand(CLI::App& program);
 void AddFamiliesCommand(CLI::App& program);
 
 // Several lines: version and commit, compiler, SIMD target, CUDA.

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "engine/token_lists.h"
 #include "interactive.h"
+#include "profile.h"
 
 namespace adder::cli {
 namespace {
@@ -20,6 +21,7 @@ struct Options {
   int64_t max_tokens = 128;
   std::vector<std::string> stop;
   bool ignore_eos = false;
+  ProfileOptions profile;
   bool json = false;
 };
 
@@ -69,6 +71,12 @@ Json ResultJson(const LoadedModel& model, const std::vector<int32_t>& prompt,
   return json;
 }
 
+// The host's times of what was generated, and the parts of the step that would follow.
+ProfileResult ProfileAfter(const LoadedModel& model, const GenerationSession& session) {
+  return MakeProfile(model, session.result().step_times, session.ProfileStep(), 1,
+                     static_cast<int64_t>(session.tokens_run()));
+}
+
 void Run(const Options& options) {
   CheckMaxTokens(options.max_tokens);
   const LoadedModel model = Load(options.model);
@@ -77,6 +85,7 @@ void Run(const Options& options) {
   generation.max_tokens = options.max_tokens;
   generation.sampling = ResolveSampling(model.sampling, options.sampling);
   generation.stop_strings = options.stop;
+  generation.keep_times = options.profile.wanted();
   if (!options.ignore_eos) generation.end_ids = model.end_ids;
 
   // The last token is written, not read, so it takes no position.
@@ -96,11 +105,18 @@ void Run(const Options& options) {
     }
   }
   const GenerationResult& result = session.result();
+  std::optional<ProfileResult> profile;
+  if (options.profile.wanted()) profile = ProfileAfter(model, session);
   if (options.json) {
-    PrintJson(ResultJson(model, prompt, generation.sampling, result));
+    Json json = ResultJson(model, prompt, generation.sampling, result);
+    if (profile) json["profile"] = ProfileJson(*profile);
+    PrintJson(json);
   } else {
     Print("\n");
+    // The text may go to a file.
+    if (profile) std::cerr << ProfileText(*profile, options.profile) << "\n";
   }
+  if (profile) WriteProfileChart(*profile, options.profile);
   const GenerationTimings& timings = result.timings;
   std::cerr << "prompt: " << timings.prompt_tokens << " tokens, " << Fixed(timings.PromptRate(), 1)
             << " tok/s; decode: " << timings.decode_steps << " tokens, "
@@ -128,6 +144,7 @@ void AddGenerateCommand(CLI::App& program) {
       ->allow_extra_args(false);
   command->add_flag("--ignore-eos", options->ignore_eos, "Go on after the end-of-text token");
   AddDeviceOptions(*command, options->model);
+  AddProfileOptions(*command, options->profile);
   command->add_flag("--json", options->json, "Print one JSON object instead of the text");
   command->callback([options] {
     if (!options->prompt && !options->tokens) {

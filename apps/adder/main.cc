@@ -8,12 +8,29 @@
 #include "command.h"
 #include "core/error.h"
 #include "cpu/cpu_executor.h"
+#ifdef ADDER_HAS_CUDA
+#include "cuda/cuda_executor.h"
+#include "cuda/driver_version.h"
+#endif
 
 namespace adder::cli {
 
+namespace {
+
+std::string CudaText() {
+#ifdef ADDER_HAS_CUDA
+  return Concat(CudaToolkitVersion(), CudaAvailable(nullptr) ? Concat(", driver ", DriverVersion())
+                                                             : std::string(", no device"));
+#else
+  return "none";
+#endif
+}
+
+}  // namespace
+
 std::string VersionText() {
   return Concat("adder ", ADDER_VERSION, "\ncommit: ", ADDER_COMMIT, "\ncompiler: ", ADDER_COMPILER,
-                "\nSIMD target: ", CpuSimdTarget(), "\nCUDA: none");
+                "\nSIMD target: ", CpuSimdTarget(), "\nCUDA: ", CudaText());
 }
 
 namespace {
@@ -40,6 +57,7 @@ int Main(int argc, char** argv) {
   AddQuantizeCommand(program);
   AddSynthesizeCommand(program);
   AddBenchCommand(program);
+  AddAuditCommand(program);
   AddFamiliesCommand(program);
   try {
     program.parse(argc, argv);

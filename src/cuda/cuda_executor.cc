@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <numeric>
 
 #include "core/error.h"
+#include "cuda/call_counts.h"
 #include "cuda/cuda_call.h"
 #include "cuda/device_memory.h"
 #include "cuda/device_state.h"
@@ -17,29 +20,24 @@
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/sample.h"
+#include "cuda/nvtx_range.h"
+#include "cuda/op_params.h"
+#include "cuda/part_timing.h"
+#include "cuda/wide_ops.h"
 #include "program/batch_checks.h"
 
 namespace adder {
 namespace cuda {
 namespace {
 
-// A batch is run in slices of at most so many tokens; results do not depend on it.
+// A batch is run in slices of at most so many tokens, or kWideSliceRows where there are enough.
 constexpr int kSliceRows = 512;
 // Rows of logits computed at a time.
 constexpr int kLogitsRows = 64;
 // Largest batch of single tokens that runs as one graph.
 constexpr int kMostDecodeRows = 256;
-
-// A batch as kernels see it; the pointers are to device memory.
-struct Slice {
-  const SequenceRun* runs = nullptr;
-  const int* tokens = nullptr;
-  const int* row_runs = nullptr;     // which run a row belongs to
-  const int* logits_rows = nullptr;  // rows whose logits are asked for; null: all
-  int run_count = 0;
-  int rows = 0;
-  int most_tokens = 0;  // of any run
-};
+// Shapes of wide slices that are remembered.
+constexpr size_t kMostWideGraphs = 64;
 
 int Narrow(int64_t value) { return static_cast<int>(value); }
 
@@ -48,6 +46,11 @@ class CudaExecutor : public Executor {
   CudaExecutor(Program program, const CudaOptions& options)
       : program_((VerifyProgram(program), std::move(program))),
         f32_(options.f32),
+        wide_tokens_(options.f32 || !WideOps::Support(program_) ? std::numeric_limits<int>::max()
+                                                                : options.wide_tokens),
+        wide_limit_(
+            std::clamp(options.wide_rows / kPieceTokens * kPieceTokens, 512, kWideSliceRows)),
+        unpacked_bytes_(options.unpacked_bytes),
         weights_(program_, stream_, options.progress),
         state_(program_, /*kv_bf16=*/!options.f32, stream_) {
     cudaDeviceProp properties{};
@@ -77,6 +80,7 @@ class CudaExecutor : public Executor {
   }
   int64_t WeightBytes() const override { return weights_.bytes(); }
   int64_t StateBytes() const override { return state_.Bytes(); }
+  int64_t KvElementBytes() const override { return state_.kv_bf16() ? 2 : 4; }
 
   void Forward(const Batch& batch) override {
     Run(batch, static_cast<int>(program_.ops.size()) - 1, nullptr);
@@ -90,6 +94,7 @@ class CudaExecutor : public Executor {
   }
 
   std::unique_ptr<DecodeStream> StartDecode(std::span<const DecodeRow> rows) override;
+  std::vector<StepPart> ProfileDecode(std::span<const DecodeRow> rows) override;
 
   int64_t LogitsCount() const override { return logits_count_; }
   std::span<const float> Logits(int64_t row) const override {
@@ -105,10 +110,12 @@ class CudaExecutor : public Executor {
  private:
   // ---- buffers
 
-  int Width(BufferId id) const { return Narrow(program_.buffers[static_cast<size_t>(id)].width); }
-  // Rows begin on 16-byte boundaries.
-  int Stride(BufferId id) const { return (Width(id) + 3) / 4 * 4; }
-  float* Values(BufferId id) const { return buffers_[static_cast<size_t>(id)]; }
+  int Width(BufferId id) const { return BufferWidth(program_, id); }
+  int Stride(BufferId id) const { return BufferStride(program_, id); }
+  float* Values(BufferId id) const {
+    if (slice_.wide && id != program_.logits) return wide_->Values(id);
+    return buffers_[static_cast<size_t>(id)];
+  }
 
   // Buffers that matrices read also exist rounded to bf16, in rows of 16-byte multiples: matrix
   // kernels of many tokens read those. Kernels that can write both; after others a kernel rounds.
@@ -121,12 +128,13 @@ class CudaExecutor : public Executor {
     rounded_fresh_[static_cast<size_t>(id)] = true;
     return rounded;
   }
-  const uint16_t* RoundedInput(BufferId id) {
+  // The rounded copy of `rows` rows: of input_rows, or of the first.
+  const uint16_t* RoundedInput(BufferId id, int rows, const int* input_rows) {
     const auto index = static_cast<size_t>(id);
-    if (!rounded_fresh_[index]) {
-      LaunchRound(Values(id), Stride(id), slice_.rows, Width(id), rounded_[index],
+    if (!rounded_fresh_[index] || input_rows != nullptr) {
+      LaunchRound(Values(id), Stride(id), input_rows, rows, Width(id), rounded_[index],
                   RoundedStride(id), stream_.get());
-      rounded_fresh_[index] = true;
+      rounded_fresh_[index] = input_rows == nullptr;
     }
     return rounded_[index];
   }
@@ -181,14 +189,23 @@ class CudaExecutor : public Executor {
     counters_ = DeviceMemory(counters * sizeof(unsigned));
     Check(cudaMemsetAsync(counters_.data(), 0, counters_.bytes(), stream_.get()), "cudaMemset");
 
-    constexpr size_t rows = kSliceRows;
-    table_offsets_ = {0, rows * sizeof(SequenceRun), rows * (sizeof(SequenceRun) + 4),
-                      rows * (sizeof(SequenceRun) + 8)};
-    table_ = DeviceMemory(rows * (sizeof(SequenceRun) + 12));
+    constexpr size_t rows = std::max(kSliceRows, kWideSliceRows);
+    constexpr size_t kRowEnd = rows * (sizeof(SequenceRun) + 12);
+    constexpr size_t kPieces = WideSlicePieces(kWideSliceRows);
+    constexpr size_t kPieceEnd = kRowEnd + kPieces * sizeof(Piece);
+    table_offsets_ = {0,
+                      rows * sizeof(SequenceRun),
+                      rows * (sizeof(SequenceRun) + 4),
+                      rows * (sizeof(SequenceRun) + 8),
+                      kRowEnd,
+                      kPieceEnd};
+    table_ = DeviceMemory(kPieceEnd + (kPieces + 1) * sizeof(int));
     tables_.runs = table_.as<const SequenceRun>();
     tables_.tokens = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[1]);
     tables_.row_runs = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[2]);
     tables_.logits_rows = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[3]);
+    tables_.pieces = reinterpret_cast<const Piece*>(table_.as<std::byte>() + table_offsets_[4]);
+    tables_.first_pieces = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[5]);
   }
 
   void AllocateRounded() {
@@ -217,6 +234,20 @@ class CudaExecutor : public Executor {
 
   class DecodeOnDevice;
 
+  // Throws Error for a bad batch.
+  bool CanDecode(std::span<const DecodeRow> rows) const {
+    if (decoding_ || rows.empty() || rows.size() > kMostDecodeRows) return false;
+    Batch batch;
+    for (const DecodeRow& row : rows) {
+      const SamplingParameters& sampling = row.sampling;
+      if (sampling.top_k > kMaxRankedTopK) return false;
+      if (sampling.repeat_penalty != 1 && sampling.repeat_window > kHistoryTokens) return false;
+      batch.push_back({row.sequence, std::span(&row.token, 1), LogitsRows::kLast});
+    }
+    CheckBatch(*this, batch);
+    return true;
+  }
+
   void PrepareDecode() {
     if (decode_runs_.bytes() > 0) return;
     constexpr size_t kRows = kMostDecodeRows;
@@ -225,7 +256,6 @@ class CudaExecutor : public Executor {
     decode_row_runs_ = DeviceMemory(kRows * sizeof(int));
     sampling_ = DeviceMemory(kRows * sizeof(SamplingRow));
     history_ = DeviceMemory(kRows * kHistoryTokens * sizeof(int));
-    best_ = DeviceMemory(kRows * kMaxSampleBlocks * sizeof(float2));
     chosen_ = PinnedMemory(kOutputSteps * kRows * sizeof(int));
     std::vector<int> identity(kRows);
     std::iota(identity.begin(), identity.end(), 0);
@@ -235,39 +265,64 @@ class CudaExecutor : public Executor {
   // Small enough that the driver takes the bytes at once: the host may change them afterwards.
   void Upload(void* to, const void* from, size_t bytes) {
     if (bytes == 0) return;
+    ++Calls().copies;
     Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_.get()),
           "copying a batch's table");
   }
 
+  // A step has a part for every op, and one that chooses tokens.
+  int StepParts() const { return static_cast<int>(program_.ops.size()) + 1; }
+
+  // Puts parts [first, last) of a step of `bucket` rows on the stream.
+  void LaunchStepParts(int bucket, int first, int last) {
+    slice_ = {};
+    slice_.runs = decode_runs_.as<const SequenceRun>();
+    slice_.tokens = decode_tokens_.as<const int>();
+    slice_.row_runs = decode_row_runs_.as<const int>();
+    slice_.run_count = bucket;
+    slice_.rows = bucket;
+    slice_.most_tokens = 1;
+    const int ops = StepParts() - 1;
+    for (int i = first; i < std::min(last, ops); ++i) Launch(program_.ops[static_cast<size_t>(i)]);
+    if (last > ops) LaunchChoice(bucket);
+  }
+
+  void LaunchChoice(int bucket) {
+    const NvtxRange range("sample");
+    SampleParams params;
+    params.logits = Values(program_.logits);
+    params.stride = Stride(program_.logits);
+    params.vocab = Narrow(program_.plan->vocab);
+    params.rows = bucket;
+    params.sampling = sampling_.as<SamplingRow>();
+    params.history = history_.as<int>();
+    params.runs = decode_runs_.as<SequenceRun>();
+    params.tokens = decode_tokens_.as<int>();
+    params.output = chosen_.as<int>();
+    params.output_stride = kMostDecodeRows;
+    LaunchSample(params, stream_.get());
+  }
+
+  struct StepGraph {
+    Graph graph;
+    std::vector<int64_t> launches;  // of each part
+  };
+
   // The graph of one step of `bucket` rows: all ops, then sampling.
-  const Graph& DecodeGraph(int bucket) {
-    Graph& graph = graphs_[bucket];
-    if (graph) return graph;
-    graph = Graph::Capture(stream_, [&] {
-      slice_ = {};
-      slice_.runs = decode_runs_.as<const SequenceRun>();
-      slice_.tokens = decode_tokens_.as<const int>();
-      slice_.row_runs = decode_row_runs_.as<const int>();
-      slice_.run_count = bucket;
-      slice_.rows = bucket;
-      slice_.most_tokens = 1;
-      for (const Op& op : program_.ops) Launch(op);
-      SampleParams params;
-      params.logits = Values(program_.logits);
-      params.stride = Stride(program_.logits);
-      params.vocab = Narrow(program_.plan->vocab);
-      params.rows = bucket;
-      params.sampling = sampling_.as<SamplingRow>();
-      params.history = history_.as<int>();
-      params.runs = decode_runs_.as<SequenceRun>();
-      params.tokens = decode_tokens_.as<int>();
-      params.output = chosen_.as<int>();
-      params.output_stride = kMostDecodeRows;
-      params.best = best_.as<float2>();
-      params.arrivals = counters_.as<unsigned>();
-      LaunchSample(params, stream_.get());
+  const StepGraph& DecodeGraph(int bucket) {
+    StepGraph& step = graphs_[bucket];
+    if (step.graph) return step;
+    step.launches.clear();
+    step.graph = Graph::Capture(stream_, [&] {
+      int64_t before = 0;
+      for (int part = 0; part < StepParts(); ++part) {
+        LaunchStepParts(bucket, part, part + 1);
+        const int64_t nodes = CapturedNodes(stream_);
+        step.launches.push_back(nodes - before);
+        before = nodes;
+      }
     });
-    return graph;
+    return step;
   }
 
   // ---- batches and slices
@@ -289,16 +344,19 @@ class CudaExecutor : public Executor {
     size_t next = 0;
     int64_t done = 0;  // tokens of batch[next]
     while (next < batch.size()) {
+      const int wide_rows = WideRows(batch, next, done);
+      const bool wide = wide_rows >= wide_tokens_;
+      const size_t most_rows = static_cast<size_t>(wide ? wide_rows : kSliceRows);
       runs_.clear();
       tokens_.clear();
       row_runs_.clear();
       logits_rows_.clear();
       std::vector<std::pair<SequenceId, int>> advanced;
-      while (next < batch.size() && tokens_.size() < kSliceRows) {
+      while (next < batch.size() && tokens_.size() < most_rows) {
         const BatchEntry& entry = batch[next];
         const auto size = static_cast<int64_t>(entry.tokens.size());
         const auto row = static_cast<int64_t>(tokens_.size());
-        const int64_t take = std::min(size - done, kSliceRows - row);
+        const int64_t take = std::min(size - done, static_cast<int64_t>(most_rows) - row);
         runs_.push_back(state_.Run(entry.sequence, Narrow(row), Narrow(take)));
         advanced.emplace_back(entry.sequence, Narrow(take));
         for (int64_t i = done; i < done + take; ++i) {
@@ -315,9 +373,63 @@ class CudaExecutor : public Executor {
           done = 0;
         }
       }
-      RunSlice(last_op, values);
+      RunSlice(wide, last_op, values);
       for (const auto& [sequence, count] : advanced) state_.Advance(sequence, count);
     }
+  }
+
+  // How many tokens a wide slice from token `done` of batch[next] on would have; 0 when there can
+  // be none.
+  int WideRows(const Batch& batch, size_t next, int64_t done) {
+    const int most = Narrow(CountRows(batch, next, done, wide_limit_));
+    if (most < wide_tokens_ || !PrepareWide()) return 0;
+    return Narrow(CountRows(batch, next, done, wide_->rows()));
+  }
+
+  // The same for slices of at most so many tokens.
+  static int64_t CountRows(const Batch& batch, size_t next, int64_t done, int most) {
+    const int most_pieces = WideSlicePieces(most);
+    int64_t rows = 0;
+    int64_t pieces = 0;
+    for (; next < batch.size() && rows < most && pieces < most_pieces; ++next) {
+      const int64_t take = std::min({static_cast<int64_t>(batch[next].tokens.size()) - done,
+                                     most - rows, (most_pieces - pieces) * kPieceTokens});
+      rows += take;
+      pieces += (take + kPieceTokens - 1) / kPieceTokens;
+      done = 0;
+    }
+    return rows;
+  }
+
+  // Whether wide slices can be run; makes what they need.
+  bool PrepareWide() {
+    if (wide_ == nullptr && DenseProducts::Available()) {
+      size_t free = 0;
+      size_t all = 0;
+      Check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+      WideLimits limits;
+      limits.rows = wide_limit_;
+      limits.buffer_bytes = free / 2;
+      limits.kept_bytes = unpacked_bytes_ < 0 ? free / 8 : static_cast<size_t>(unpacked_bytes_);
+      wide_ =
+          std::make_unique<WideOps>(program_, weights_, state_, stream_, multiprocessors_, limits);
+    }
+    return wide_ != nullptr && wide_->rows() > 0;
+  }
+
+  void CutPieces() {
+    pieces_.clear();
+    first_pieces_.clear();
+    for (size_t r = 0; r < runs_.size(); ++r) {
+      first_pieces_.push_back(static_cast<int>(pieces_.size()));
+      for (int done = 0; done < runs_[r].tokens; done += kPieceTokens) {
+        pieces_.push_back({runs_[r].row + done, std::min(kPieceTokens, runs_[r].tokens - done),
+                           static_cast<int>(r), 0});
+      }
+    }
+    first_pieces_.push_back(static_cast<int>(pieces_.size()));
+    UploadTable(table_offsets_[4], pieces_);
+    UploadTable(table_offsets_[5], first_pieces_);
   }
 
   template <class T>
@@ -325,18 +437,21 @@ class CudaExecutor : public Executor {
     Upload(table_.as<std::byte>() + offset, values.data(), values.size() * sizeof(T));
   }
 
-  void RunSlice(int last_op, std::vector<float>* values) {
+  void RunSlice(bool wide, int last_op, std::vector<float>* values) {
     UploadTable(table_offsets_[0], runs_);
     UploadTable(table_offsets_[1], tokens_);
     UploadTable(table_offsets_[2], row_runs_);
     UploadTable(table_offsets_[3], logits_rows_);
+    if (wide) CutPieces();
     slice_ = tables_;
+    slice_.wide = wide;
+    slice_.piece_count = wide ? static_cast<int>(pieces_.size()) : 0;
     slice_.rows = Narrow(static_cast<int64_t>(tokens_.size()));
     slice_.run_count = Narrow(static_cast<int64_t>(runs_.size()));
     for (const SequenceRun& run : runs_) {
       slice_.most_tokens = std::max(slice_.most_tokens, run.tokens);
     }
-    for (int i = 0; i < last_op; ++i) Launch(program_.ops[static_cast<size_t>(i)]);
+    LaunchBefore(last_op);
     const Op& last = program_.ops[static_cast<size_t>(last_op)];
     const auto* head = std::get_if<LinearOp>(&last.body);
     if (head == nullptr || !head->logits_rows_only) {
@@ -365,12 +480,30 @@ class CudaExecutor : public Executor {
     values->insert(values->end(), from, from + static_cast<size_t>(asked) * vocab);
   }
 
+  // All ops before `last_op`. What a whole wide slice launches depends only on a few numbers, and
+  // chunks of prompts tend to have the same again: from the second time on they run as a graph.
+  void LaunchBefore(int last_op) {
+    const auto launch = [&] {
+      for (int i = 0; i < last_op; ++i) Launch(program_.ops[static_cast<size_t>(i)]);
+    };
+    if (!slice_.wide || last_op + 1 < static_cast<int>(program_.ops.size())) return launch();
+    if (wide_graphs_.size() >= kMostWideGraphs) wide_graphs_.clear();
+    const auto [known, first] = wide_graphs_.try_emplace(
+        std::array<int, 3>{slice_.rows, slice_.run_count, slice_.piece_count});
+    if (first) return launch();
+    Graph& graph = known->second;
+    if (!graph) graph = Graph::Capture(stream_, launch);
+    graph.Launch(stream_);
+  }
+
   void Collect(BufferId id, int rows, std::vector<float>& values) {
     const auto width = static_cast<size_t>(Width(id));
     const size_t before = values.size();
     values.resize(before + static_cast<size_t>(rows) * width);
+    const float* from = slice_.wide ? wide_->WidenedValues(id, rows) : Values(id);
     stream_.Synchronize();
-    Check(cudaMemcpy2D(values.data() + before, width * sizeof(float), Values(id),
+    ++Calls().synchronizations;
+    Check(cudaMemcpy2D(values.data() + before, width * sizeof(float), from,
                        static_cast<size_t>(Stride(id)) * sizeof(float), width * sizeof(float),
                        static_cast<size_t>(rows), cudaMemcpyDeviceToHost),
           "copying activations");
@@ -379,7 +512,9 @@ class CudaExecutor : public Executor {
   // ---- ops
 
   void Launch(const Op& op) {
+    const NvtxRange range(op.name);
     rounded_fresh_[static_cast<size_t>(OutputOf(op))] = false;
+    if (slice_.wide) return wide_->Launch(op, slice_);
     std::visit([this](const auto& body) { Launch(body); }, op.body);
   }
 
@@ -457,31 +592,14 @@ class CudaExecutor : public Executor {
       params.norm_weight = nullptr;
       params.rounded_input = norm.rounded_output;
     } else if (ReadsRounded(shape, tokens)) {
-      params.rounded_input = RoundedInput(op.input);
+      params.rounded_input = RoundedInput(op.input, tokens, input_rows);
     }
     params.rounded_input_stride = RoundedStride(op.input);
     LaunchLinear(params, shape, stream_.get());
   }
 
   void Launch(const Mamba2Op& op) {
-    const Mamba2& m = op.mixer;
-    Mamba2Params params;
-    params.heads = Narrow(m.heads);
-    params.head_dim = Narrow(m.head_dim);
-    params.d_state = Narrow(m.d_state);
-    params.groups = Narrow(m.groups);
-    params.d_conv = Narrow(m.d_conv);
-    params.dt_min = m.dt_min;
-    params.dt_max = m.dt_max;
-    params.conv_weight = weights_.vector(m.conv_weight);
-    params.conv_bias = weights_.vector(m.conv_bias);
-    params.dt_bias = weights_.vector(m.dt_bias);
-    params.a = weights_.vector(m.a);
-    params.d = weights_.vector(m.d);
-    params.conv_offset = op.conv_state < 0 ? 0 : state_.RecurrentOffset(op.conv_state);
-    params.ssm_offset = state_.RecurrentOffset(op.ssm_state);
-    params.runs = slice_.runs;
-    params.run_count = slice_.run_count;
+    Mamba2Params params = MixerParams(op, weights_, state_, slice_);
     params.projected = Values(op.input);
     params.projected_stride = Stride(op.input);
     params.output = Values(op.output);
@@ -496,21 +614,7 @@ class CudaExecutor : public Executor {
   }
 
   void Launch(const AttentionOp& op) {
-    const Attention& m = op.mixer;
-    AttentionParams params;
-    params.heads = Narrow(m.heads);
-    params.kv_heads = Narrow(m.kv_heads);
-    params.head_dim = Narrow(m.head_dim);
-    params.scale = m.scale;
-    params.inverse_frequencies = weights_.inverse_frequencies(m);
-    params.rotary_dim = m.rope ? Narrow(m.rope->rotary_dim) : 0;
-    params.kv_bf16 = state_.kv_bf16();
-    params.kv_offset = state_.KvOffset(op.kv);
-    params.page_positions = Narrow(program_.layout.page_positions);
-    params.runs = slice_.runs;
-    params.run_count = slice_.run_count;
-    params.rows = slice_.rows;
-    params.row_runs = slice_.row_runs;
+    AttentionParams params = MixerParams(op, program_, weights_, state_, slice_);
     params.qkv = Values(op.input);
     params.qkv_stride = Stride(op.input);
     params.output = Values(op.output);
@@ -519,8 +623,12 @@ class CudaExecutor : public Executor {
     params.rounded_output_stride = RoundedStride(op.output);
     params.partial = partial_;
     params.arrivals = counters_.as<unsigned>();
-    LaunchKvAppend(params, stream_.get());
-    LaunchAttention(params, stream_.get());
+    if (slice_.most_tokens == 1) {
+      LaunchAttentionStep(params, stream_.get());
+    } else {
+      LaunchKvAppend(params, stream_.get());
+      LaunchAttention(params, stream_.get());
+    }
   }
 
   void Launch(const RouterOp& op) {
@@ -534,7 +642,8 @@ class CudaExecutor : public Executor {
     params.scores = scores_;
     params.arrivals = counters_.as<unsigned>();
     const LinearShape shape = Shape(slice_.rows);
-    if (ReadsRounded(shape, slice_.rows)) params.rounded_input = RoundedInput(op.input);
+    if (ReadsRounded(shape, slice_.rows))
+      params.rounded_input = RoundedInput(op.input, slice_.rows, nullptr);
     params.rounded_input_stride = RoundedStride(op.input);
     LaunchLinear(params, shape, stream_.get());
   }
@@ -568,6 +677,9 @@ class CudaExecutor : public Executor {
 
   const Program program_;
   const bool f32_;
+  const int wide_tokens_;  // slices of at least so many tokens are wide
+  const int wide_limit_;   // tokens of a wide slice at most
+  const int64_t unpacked_bytes_;
   Stream stream_;
   DeviceWeights weights_;
   DeviceState state_;
@@ -585,7 +697,7 @@ class CudaExecutor : public Executor {
   float* normalized_ = nullptr;
   DeviceMemory counters_;
   DeviceMemory table_;
-  std::array<size_t, 4> table_offsets_{};
+  std::array<size_t, 6> table_offsets_{};
   Slice tables_;  // for slices of Forward
   Slice slice_;   // what is being run
 
@@ -594,6 +706,10 @@ class CudaExecutor : public Executor {
   std::vector<int> tokens_;
   std::vector<int> row_runs_;
   std::vector<int> logits_rows_;
+  std::vector<Piece> pieces_;
+  std::vector<int> first_pieces_;
+  std::unique_ptr<WideOps> wide_;                    // made for the first wide slice
+  std::map<std::array<int, 3>, Graph> wide_graphs_;  // empty for shapes seen once
 
   // Decoding on the device; one stream at a time.
   DeviceMemory decode_runs_;
@@ -601,9 +717,8 @@ class CudaExecutor : public Executor {
   DeviceMemory decode_row_runs_;
   DeviceMemory sampling_;
   DeviceMemory history_;
-  DeviceMemory best_;
   PinnedMemory chosen_;  // [kOutputSteps][kMostDecodeRows]
-  std::map<int, Graph> graphs_;
+  std::map<int, StepGraph> graphs_;
   bool decoding_ = false;
 
   PinnedMemory host_logits_;
@@ -617,29 +732,13 @@ class CudaExecutor::DecodeOnDevice : public DecodeStream {
       : executor_(executor), rows_(Narrow(static_cast<int64_t>(rows.size()))) {
     while (bucket_ < rows_) bucket_ *= 2;
     executor_.PrepareDecode();
-    // Every page of the first step is there before the runs are described.
-    for (const DecodeRow& row : rows) executor_.state_.Reserve(row.sequence, 1);
-    std::vector<SequenceRun> runs;
-    std::vector<int> tokens(static_cast<size_t>(bucket_), 0);
-    std::vector<SamplingRow> sampling(static_cast<size_t>(bucket_));
-    for (int i = 0; i < bucket_; ++i) {
-      const auto index = static_cast<size_t>(i);
-      if (i >= rows_) {
-        runs.push_back(executor_.state_.ScratchRun(i));
-        continue;
-      }
-      const DecodeRow& row = rows[index];
+    for (const DecodeRow& row : rows) {
       sequences_.push_back(row.sequence);
-      runs.push_back(executor_.state_.Run(row.sequence, i, 1));
-      tokens[index] = row.token;
-      FillSampling(row, sampling[index]);
-      UploadHistory(row, i);
+      // Every page of the first step is there before the runs are described.
+      executor_.state_.Reserve(row.sequence, 1);
     }
-    executor_.Upload(executor_.decode_runs_.data(), runs.data(), runs.size() * sizeof(SequenceRun));
-    executor_.Upload(executor_.decode_tokens_.data(), tokens.data(), tokens.size() * sizeof(int));
-    executor_.Upload(executor_.sampling_.data(), sampling.data(),
-                     sampling.size() * sizeof(SamplingRow));
-    graph_ = &executor_.DecodeGraph(bucket_);
+    Describe(rows);
+    step_ = &executor_.DecodeGraph(bucket_);
     executor_.decoding_ = true;
   }
   ~DecodeOnDevice() override { executor_.decoding_ = false; }
@@ -648,21 +747,32 @@ class CudaExecutor::DecodeOnDevice : public DecodeStream {
     if (enqueued_ - read_ >= kMostUnread) {
       Fail("A decode stream has ", kMostUnread, " unread steps; read one before the next.");
     }
+    const CallCounts calls = Calls();
+    const auto start = Clock::now();
     for (size_t i = 0; i < sequences_.size(); ++i) {
       if (!executor_.state_.Reserve(sequences_[i], 1)) continue;
       const SequenceRun run = executor_.state_.Run(sequences_[i], static_cast<int>(i), 1);
       executor_.Upload(&executor_.decode_runs_.as<SequenceRun>()[i].pages, &run.pages,
                        sizeof(run.pages));
     }
-    graph_->Launch(executor_.stream_);
+    const auto prepared = Clock::now();
+    step_->graph.Launch(executor_.stream_);
     events_[static_cast<size_t>(enqueued_ % kMostUnread)].Record(executor_.stream_);
     ++enqueued_;
     for (SequenceId sequence : sequences_) executor_.state_.Advance(sequence, 1);
+    ++counters_.steps;
+    counters_.prepare_seconds += Seconds(prepared - start);
+    counters_.launch_seconds += Seconds(Clock::now() - prepared);
+    Count(calls);
   }
 
   std::span<const int32_t> Read() override {
     if (read_ == enqueued_) Fail("A decode stream has no step to read.");
+    const CallCounts calls = Calls();
+    const auto start = Clock::now();
     events_[static_cast<size_t>(read_ % kMostUnread)].Synchronize();
+    counters_.wait_seconds += Seconds(Clock::now() - start);
+    Count(calls);
     const int* chosen =
         executor_.chosen_.as<int>() + read_ % kOutputSteps * int64_t{kMostDecodeRows};
     ++read_;
@@ -676,9 +786,57 @@ class CudaExecutor::DecodeOnDevice : public DecodeStream {
     return {chosen, static_cast<size_t>(rows_)};
   }
 
-  int64_t LaunchesPerStep() const override { return graph_->nodes(); }
+  int64_t LaunchesPerStep() const override { return step_->graph.nodes(); }
+  std::vector<int64_t> LaunchesPerPart() const override { return step_->launches; }
+  DecodeCounters Counters() const override { return counters_; }
+
+  // Instead of steps: afterwards the sequences must be reset.
+  std::vector<StepPart> Profile(std::span<const DecodeRow> rows) {
+    for (SequenceId sequence : sequences_) executor_.state_.Reserve(sequence, kTimedSteps);
+    return TimeParts(
+        executor_.stream_, executor_.StepParts(),
+        [this](int first, int last) { executor_.LaunchStepParts(bucket_, first, last); },
+        [&] { Describe(rows); });
+  }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static double Seconds(Clock::duration time) {
+    return std::chrono::duration<double>(time).count();
+  }
+
+  // Tells the device where the sequences are, what they read next and how to choose.
+  void Describe(std::span<const DecodeRow> rows) {
+    std::vector<SequenceRun> runs;
+    std::vector<int> tokens(static_cast<size_t>(bucket_), 0);
+    std::vector<SamplingRow> sampling(static_cast<size_t>(bucket_));
+    for (int i = 0; i < bucket_; ++i) {
+      const auto index = static_cast<size_t>(i);
+      if (i >= rows_) {
+        runs.push_back(executor_.state_.ScratchRun(i));
+        continue;
+      }
+      const DecodeRow& row = rows[index];
+      runs.push_back(executor_.state_.Run(row.sequence, i, 1));
+      tokens[index] = row.token;
+      FillSampling(row, sampling[index]);
+      UploadHistory(row, i);
+    }
+    executor_.Upload(executor_.decode_runs_.data(), runs.data(), runs.size() * sizeof(SequenceRun));
+    executor_.Upload(executor_.decode_tokens_.data(), tokens.data(), tokens.size() * sizeof(int));
+    executor_.Upload(executor_.sampling_.data(), sampling.data(),
+                     sampling.size() * sizeof(SamplingRow));
+  }
+
+  // Adds what was called since `before`.
+  void Count(const CallCounts& before) {
+    const CallCounts& now = Calls();
+    counters_.synchronizations += now.synchronizations - before.synchronizations;
+    counters_.output_waits += now.event_waits - before.event_waits;
+    counters_.allocations += now.allocations - before.allocations;
+    counters_.copies += now.copies - before.copies;
+  }
+
   static void FillSampling(const DecodeRow& row, SamplingRow& out) {
     const SamplingParameters& sampling = row.sampling;
     out = {};
@@ -710,23 +868,21 @@ class CudaExecutor::DecodeOnDevice : public DecodeStream {
   const int rows_;
   int bucket_ = 1;
   std::vector<SequenceId> sequences_;
-  const Graph* graph_ = nullptr;
+  const StepGraph* step_ = nullptr;
   std::array<Event, kMostUnread> events_;
   int64_t enqueued_ = 0;
   int64_t read_ = 0;
+  DecodeCounters counters_;
 };
 
 std::unique_ptr<DecodeStream> CudaExecutor::StartDecode(std::span<const DecodeRow> rows) {
-  if (decoding_ || rows.empty() || rows.size() > kMostDecodeRows) return nullptr;
-  Batch batch;
-  for (const DecodeRow& row : rows) {
-    const SamplingParameters& sampling = row.sampling;
-    if (sampling.top_k > kMaxRankedTopK) return nullptr;
-    if (sampling.repeat_penalty != 1 && sampling.repeat_window > kHistoryTokens) return nullptr;
-    batch.push_back({row.sequence, std::span(&row.token, 1), LogitsRows::kLast});
-  }
-  CheckBatch(*this, batch);
+  if (!CanDecode(rows)) return nullptr;
   return std::make_unique<DecodeOnDevice>(*this, rows);
+}
+
+std::vector<StepPart> CudaExecutor::ProfileDecode(std::span<const DecodeRow> rows) {
+  if (!CanDecode(rows)) return {};
+  return DecodeOnDevice(*this, rows).Profile(rows);
 }
 
 }  // namespace

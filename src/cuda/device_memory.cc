@@ -1,25 +1,34 @@
 #include "cuda/device_memory.h"
 
 #include "core/error.h"
+#include "cuda/call_counts.h"
 #include "cuda/cuda_call.h"
 
 namespace adder::cuda {
 
 void* DeviceAllocator::Take(size_t bytes) {
   void* data = nullptr;
+  ++Calls().allocations;
   Check(cudaMalloc(&data, bytes), Concat("cudaMalloc of ", bytes, " bytes"));
   return data;
 }
 
-void DeviceAllocator::Give(void* data) { cudaFree(data); }
+void DeviceAllocator::Give(void* data) {
+  ++Calls().allocations;
+  cudaFree(data);
+}
 
 void* PinnedAllocator::Take(size_t bytes) {
   void* data = nullptr;
+  ++Calls().allocations;
   Check(cudaMallocHost(&data, bytes), Concat("cudaMallocHost of ", bytes, " bytes"));
   return data;
 }
 
-void PinnedAllocator::Give(void* data) { cudaFreeHost(data); }
+void PinnedAllocator::Give(void* data) {
+  ++Calls().allocations;
+  cudaFreeHost(data);
+}
 
 Stream::Stream() {
   Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
@@ -27,7 +36,10 @@ Stream::Stream() {
 
 Stream::~Stream() { cudaStreamDestroy(stream_); }
 
-void Stream::Synchronize() const { Check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+void Stream::Synchronize() const {
+  ++Calls().synchronizations;
+  Check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
 
 Event::Event(bool timing) {
   Check(cudaEventCreateWithFlags(&event_, timing ? cudaEventDefault : cudaEventDisableTiming),
@@ -42,7 +54,27 @@ void Event::Record(const Stream& stream) const {
   Check(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
 }
 
-void Event::Synchronize() const { Check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+void Event::Synchronize() const {
+  ++Calls().event_waits;
+  Check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+}
+
+int64_t CapturedNodes(const Stream& stream) {
+  cudaStreamCaptureStatus status{};
+  cudaGraph_t graph = nullptr;
+#if CUDART_VERSION >= 13000
+  Check(cudaStreamGetCaptureInfo(stream.get(), &status, nullptr, &graph, nullptr, nullptr, nullptr),
+        "cudaStreamGetCaptureInfo");
+#else
+  Check(cudaStreamGetCaptureInfo_v2(stream.get(), &status, nullptr, &graph, nullptr, nullptr),
+        "cudaStreamGetCaptureInfo");
+#endif
+  size_t nodes = 0;
+  if (status == cudaStreamCaptureStatusActive) {
+    Check(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
+  }
+  return static_cast<int64_t>(nodes);
+}
 
 Graph::~Graph() {
   if (executable_ != nullptr) cudaGraphExecDestroy(executable_);

@@ -86,6 +86,9 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+// Kernels, copies and whatever else the capture that is under way on `stream` has recorded so far.
+int64_t CapturedNodes(const Stream& stream);
+
 // A captured and instantiated graph.
 class Graph {
  public:

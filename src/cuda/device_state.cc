@@ -7,6 +7,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "cuda/call_counts.h"
 #include "cuda/cuda_call.h"
 
 namespace adder::cuda {
@@ -131,6 +132,7 @@ DeviceState::DeviceState(const Program& program, bool kv_bf16, const Stream& str
   if (!layout.kv.empty()) {
     scratch_page_ = pages_->Take();
     scratch_pages_ = DeviceMemory(sizeof(void*));
+    ++Calls().copies;
     Check(cudaMemcpyAsync(scratch_pages_.data(), &scratch_page_, sizeof(void*),
                           cudaMemcpyHostToDevice, stream_.get()),
           "cudaMemcpy");
@@ -162,6 +164,7 @@ void DeviceState::Reset(SequenceId sequence) {
 SequenceId DeviceState::Copy(SequenceId sequence) {
   const Sequence& source = Get(sequence);
   auto copy = std::make_unique<Sequence>(*slots_);
+  ++Calls().copies;
   Check(cudaMemcpyAsync(copy->slot, source.slot, slot_bytes_, cudaMemcpyDeviceToDevice,
                         stream_.get()),
         "copying a sequence's state");
@@ -208,6 +211,7 @@ bool DeviceState::UploadPages(Sequence& sequence, size_t first) {
   std::vector<void*> addresses;
   for (size_t i = first; i < count; ++i) addresses.push_back(sequence.pages[i]->data);
   if (addresses.empty()) return moved;
+  ++Calls().copies;
   Check(cudaMemcpyAsync(sequence.table.as<void*>() + first, addresses.data(),
                         addresses.size() * sizeof(void*), cudaMemcpyHostToDevice, stream_.get()),
         "copying a page table");
@@ -230,6 +234,7 @@ bool DeviceState::Reserve(SequenceId sequence, int64_t count) {
       state.pages.push_back(NewPage());
     } else if (state.pages[index].use_count() > 1) {
       std::shared_ptr<Page> own = NewPage();
+      ++Calls().copies;
       Check(cudaMemcpyAsync(own->data, state.pages[index]->data, page_bytes_,
                             cudaMemcpyDeviceToDevice, stream_.get()),
             "copying a KV page");
@@ -287,6 +292,7 @@ std::vector<std::byte> DeviceState::Export(SequenceId sequence) const {
   const SequenceId id = host.Create();
   host.Reserve(id, state.position);
   std::vector<float> slot(slot_bytes_ / sizeof(float));
+  ++Calls().copies;
   Check(
       cudaMemcpyAsync(slot.data(), state.slot, slot_bytes_, cudaMemcpyDeviceToHost, stream_.get()),
       "copying a sequence's state");
@@ -298,6 +304,7 @@ std::vector<std::byte> DeviceState::Export(SequenceId sequence) const {
   for (size_t p = 0; p < state.pages.size(); ++p) {
     const int64_t begin = static_cast<int64_t>(p) * layout.page_positions;
     if (begin >= state.position) break;
+    ++Calls().copies;
     Check(cudaMemcpyAsync(page.data(), state.pages[p]->data, page_bytes_, cudaMemcpyDeviceToHost,
                           stream_.get()),
           "copying a KV page");
@@ -330,6 +337,7 @@ SequenceId DeviceState::Import(std::span<const std::byte> bytes) {
     ForEachRecurrentRun(host, from, position, [&](const float* values, int64_t to, int64_t count) {
       std::copy_n(values, count, slot.data() + to);
     });
+    ++Calls().copies;
     Check(cudaMemcpyAsync(state.slot, slot.data(), slot_bytes_, cudaMemcpyHostToDevice,
                           stream_.get()),
           "copying a sequence's state");
@@ -350,6 +358,7 @@ SequenceId DeviceState::Import(std::span<const std::byte> bytes) {
                            }
                          });
       }
+      ++Calls().copies;
       Check(cudaMemcpyAsync(state.pages[p]->data, page.data(), page_bytes_, cudaMemcpyHostToDevice,
                             stream_.get()),
             "copying a KV page");

@@ -60,6 +60,21 @@ std::unique_ptr<GenerationSession> GenerationSession::Fork() const {
   return std::unique_ptr<GenerationSession>(new GenerationSession(*this, Forked{}));
 }
 
+std::vector<StepPart> GenerationSession::ProfileStep() const {
+  if (tokens_.empty()) return {};
+  DecodeRow row;
+  row.sequence = executor_->CopySequence(sequence_);
+  row.token = tokens_.back();
+  try {
+    std::vector<StepPart> parts = executor_->ProfileDecode(std::span(&row, 1));
+    executor_->FreeSequence(row.sequence);
+    return parts;
+  } catch (...) {
+    executor_->FreeSequence(row.sequence);
+    throw;
+  }
+}
+
 void GenerationSession::EndDeviceDecode() {
   if (!stream_) return;
   stream_.reset();
@@ -155,9 +170,13 @@ std::optional<int32_t> GenerationSession::NextFromDevice() {
       return std::nullopt;
     }
   }
+  const DecodeCounters before = stream_->Counters();
   for (; unread_ < std::min(kStepsAhead, options_.max_tokens - done); ++unread_) stream_->Enqueue();
   const int32_t token = stream_->Read().front();
   --unread_;
+  if (options_.keep_times) {
+    result_.step_times.push_back(HostTimesBetween(before, stream_->Counters()));
+  }
   return token;
 }
 
@@ -183,7 +202,13 @@ std::optional<GeneratedPiece> GenerationSession::Next() {
       Finish(FinishReason::kCancelled);
       return std::nullopt;
     }
-    piece.token = sampler_->Sample(executor_->Logits(0), tokens_);
+    const double forward = SecondsSince(start);
+    const std::span<const float> logits = executor_->Logits(0);  // waits for a device
+    const double waited = SecondsSince(start);
+    piece.token = sampler_->Sample(logits, tokens_);
+    if (options_.keep_times && !first) {
+      result_.step_times.push_back({0, forward, SecondsSince(start) - waited, waited - forward});
+    }
   }
   (first ? timings.prompt_seconds : timings.decode_seconds) += SecondsSince(start);
   tokens_.push_back(piece.token);

@@ -36,6 +36,7 @@ struct GenerationOptions {
   std::set<int32_t> shown_special;        // special tokens that are part of the text all the same
   // Checked before every step; true ends the generation as kCancelled.
   const std::atomic<bool>* cancel = nullptr;
+  bool keep_times = false;  // fill GenerationResult::step_times
 };
 
 struct GenerationTimings {
@@ -55,6 +56,7 @@ struct GenerationResult {
   FinishReason finish = FinishReason::kLength;
   std::string stop_string;  // the one that was found
   GenerationTimings timings;
+  std::vector<HostTimes> step_times;  // of every decode step, where asked for
 };
 
 // One token more. Its text may be empty (half a character, or what may become a stop string is held
@@ -103,6 +105,10 @@ class GenerationSession {
   void Reset();
   // A session in the same state. Its generation, if one is under way here, is not copied.
   std::unique_ptr<GenerationSession> Fork() const;
+
+  // The parts of a decode step that would follow, measured on a copy; empty when the host runs them
+  // or nothing has been run. No generation may be under way.
+  std::vector<StepPart> ProfileStep() const;
 
   Executor& executor() const { return *executor_; }
 

@@ -50,6 +50,23 @@ TEST(Generation, WritesUntilTheEndOfTheText) {
   EXPECT_EQ(session.tokens().size(), 8u);
 }
 
+TEST(Generation, KeepsTheTimesOfStepsWhereAskedFor) {
+  const auto tokenizer = SmallTokenizer();
+  FakeExecutor executor = Writer("abc", 1);
+  GenerationSession session(executor, &tokenizer);
+  EXPECT_TRUE(session.ProfileStep().empty());
+  GenerationOptions options = Tokens(50);
+  EXPECT_TRUE(session.Generate(std::vector<int32_t>{104}, options, {}).step_times.empty());
+  session.Reset();
+  options.keep_times = true;
+  const GenerationResult& result = session.Generate(std::vector<int32_t>{104}, options, {});
+  EXPECT_EQ(static_cast<int64_t>(result.step_times.size()), result.timings.decode_steps);
+  for (const HostTimes& times : result.step_times) EXPECT_GE(times.sample, 0);
+  // The host runs the steps: nothing to measure, and no sequence is left behind.
+  EXPECT_TRUE(session.ProfileStep().empty());
+  EXPECT_EQ(executor.sequence_count(), 1u);
+}
+
 TEST(Generation, StopsAtTheNumberOfTokensAndEndsHalfCharacters) {
   const auto tokenizer = SmallTokenizer();
   FakeExecutor executor = Writer("ab\xC3\xB6", 1);

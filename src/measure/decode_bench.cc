@@ -2,82 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
-#include <span>
 
 #include "core/error.h"
-#include "engine/sampler.h"
+#include "measure/step_report.h"
 
 namespace adder {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kPromptSeed = 1;
-
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-// The sequences of a bench.
-class Sequences {
- public:
-  Sequences(Executor& executor, int64_t count) : executor_(executor) {
-    for (int64_t i = 0; i < count; ++i) ids_.push_back(executor.CreateSequence());
-  }
-  ~Sequences() {
-    for (SequenceId id : ids_) executor_.FreeSequence(id);
-  }
-  Sequences(const Sequences&) = delete;
-  Sequences& operator=(const Sequences&) = delete;
-  const std::vector<SequenceId>& ids() const { return ids_; }
-
- private:
-  Executor& executor_;
-  std::vector<SequenceId> ids_;
-};
-
-// Runs one decode step after the other, each on the tokens that the one before chose.
-class Stepper {
- public:
-  Stepper(Executor& executor, const std::vector<SequenceId>& ids, std::vector<int32_t> tokens,
-          int64_t steps)
-      : executor_(executor), ids_(ids), tokens_(std::move(tokens)), left_(steps) {
-    std::vector<DecodeRow> rows(ids.size());
-    for (size_t i = 0; i < ids.size(); ++i) {
-      rows[i].sequence = ids[i];
-      rows[i].token = tokens_[i];
-    }
-    stream_ = executor.StartDecode(rows);
-  }
-  int64_t launches() const { return stream_ ? stream_->LaunchesPerStep() : 0; }
-
-  void Step() {
-    if (stream_) {
-      // One step ahead, as generation does.
-      for (; unread_ < std::min<int64_t>(2, left_); ++unread_) stream_->Enqueue();
-      stream_->Read();
-      --unread_;
-      --left_;
-      return;
-    }
-    Batch batch;
-    for (size_t i = 0; i < ids_.size(); ++i) {
-      batch.push_back({ids_[i], std::span(&tokens_[i], 1), LogitsRows::kLast});
-    }
-    executor_.Forward(batch);
-    for (size_t i = 0; i < ids_.size(); ++i) {
-      tokens_[i] = Greedy(executor_.Logits(static_cast<int64_t>(i)));
-    }
-  }
-
- private:
-  Executor& executor_;
-  const std::vector<SequenceId>& ids_;
-  std::vector<int32_t> tokens_;
-  std::unique_ptr<DecodeStream> stream_;
-  int64_t left_;
-  int64_t unread_ = 0;
-};
 
 double Percentile(const std::vector<double>& sorted, double part) {
   return sorted.empty()
@@ -109,44 +45,36 @@ DecodeBenchResult RunDecodeBench(Executor& executor, const DecodeBenchOptions& o
   CheckRange("number of repeats", options.repeat, 1, 10000);
   CheckRange("number of warm-up repeats", options.warmup, 0, 10000);
 
-  const int64_t vocab = executor.program().plan->vocab;
-  RandomStream random(kPromptSeed);
-  std::vector<int32_t> prompt(static_cast<size_t>(options.prompt_tokens));
-  for (int32_t& id : prompt) {
-    id = static_cast<int32_t>(random.Next() % static_cast<uint64_t>(vocab));
-  }
-
+  const std::vector<int32_t> prompt =
+      RandomPrompt(executor.program().plan->vocab, options.prompt_tokens);
   std::vector<double> prefill_rates;
   std::vector<double> decode_rates;
   std::vector<double> step_seconds;
   DecodeBenchResult result;
-  const Sequences sequences(executor, options.batch);
+  DecodeRun run(executor, options.batch);
   const int all = options.warmup + options.repeat;
   for (int i = 0; i < all; ++i) {
-    Batch batch;
-    for (SequenceId id : sequences.ids()) {
-      executor.ResetSequence(id);
-      batch.push_back({id, prompt, LogitsRows::kLast});
-    }
     auto start = Clock::now();
-    executor.Forward(batch);
-    std::vector<int32_t> tokens;
-    for (int64_t row = 0; row < options.batch; ++row) {
-      tokens.push_back(Greedy(executor.Logits(row)));
-    }
+    run.Prefill(prompt);
     const double prefill_seconds = SecondsSince(start);
-    Stepper stepper(executor, sequences.ids(), std::move(tokens), options.max_tokens);
-    result.launches_per_step = stepper.launches();
+    run.StartDecode(options.max_tokens);
     const bool counts = i >= options.warmup;
     start = Clock::now();
     auto last = start;
     for (int64_t step = 0; step < options.max_tokens; ++step) {
-      stepper.Step();
+      run.Step();
       const auto now = Clock::now();
-      if (counts) step_seconds.push_back(std::chrono::duration<double>(now - last).count());
+      if (counts) {
+        step_seconds.push_back(std::chrono::duration<double>(now - last).count());
+        result.host_times.push_back(run.times());
+      }
       last = now;
     }
     const double decode_seconds = SecondsSince(start);
+    if (counts && run.stream() != nullptr) {
+      result.launches_per_step = run.stream()->LaunchesPerStep();
+      result.device_counters = run.stream()->Counters();
+    }
     if (counts) {
       prefill_rates.push_back(static_cast<double>(options.batch * options.prompt_tokens) /
                               prefill_seconds);
@@ -162,10 +90,18 @@ DecodeBenchResult RunDecodeBench(Executor& executor, const DecodeBenchOptions& o
   result.batch = options.batch;
   result.step_seconds_p50 = Percentile(step_seconds, 0.5);
   result.step_seconds_p99 = Percentile(step_seconds, 0.99);
-  const OpCost step = CostOf(executor.program(), options.batch, options.batch,
-                             options.prompt_tokens + options.max_tokens / 2);
-  result.weight_bytes = step.weight_bytes;
-  result.state_bytes = step.state_bytes;
+  const int64_t middle = options.prompt_tokens + options.max_tokens / 2;
+  for (size_t i = 0; i < executor.program().ops.size(); ++i) {
+    const StepBytes bytes = BytesOfOp(executor.program(), static_cast<int>(i), options.batch,
+                                      middle, executor.KvElementBytes());
+    result.weight_bytes += bytes.weights;
+    result.state_bytes += bytes.recurrent;
+    result.kv_bytes += bytes.kv;
+  }
+  if (options.profile) {
+    run.Prefill(prompt);
+    result.parts = run.Profile();
+  }
   return result;
 }
 

@@ -11,6 +11,7 @@
 
 #include "program/program.h"
 #include "program/sampling_parameters.h"
+#include "program/step_profile.h"
 
 namespace adder {
 
@@ -50,6 +51,9 @@ class DecodeStream {
 
   // Kernels and copies that one step runs on the device.
   virtual int64_t LaunchesPerStep() const = 0;
+  // The same for each part of a step (step_profile.h); empty when it is not known.
+  virtual std::vector<int64_t> LaunchesPerPart() const { return {}; }
+  virtual DecodeCounters Counters() const { return {}; }
 
   static constexpr int kMostUnread = 8;
 };
@@ -89,6 +93,13 @@ class Executor {
     static_cast<void>(rows);
     return nullptr;
   }
+  // Measures the parts of a decode step of these rows at their positions, within the step as
+  // StartDecode runs it. Empty where StartDecode gives null. The sequences must be reset
+  // afterwards. Throws Error as StartDecode does.
+  virtual std::vector<StepPart> ProfileDecode(std::span<const DecodeRow> rows) {
+    static_cast<void>(rows);
+    return {};
+  }
 
   // A new sequence that continues from the same state; KV pages are shared until written.
   virtual SequenceId CopySequence(SequenceId sequence) = 0;
@@ -100,6 +111,8 @@ class Executor {
   // Bytes held by weights (after repacking) and by sequence states.
   virtual int64_t WeightBytes() const = 0;
   virtual int64_t StateBytes() const = 0;
+  // Of one key or value of an attention layer.
+  virtual int64_t KvElementBytes() const { return 4; }
 };
 
 }  // namespace adder

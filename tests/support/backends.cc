@@ -21,6 +21,8 @@ std::string BackendName(Backend backend) {
       return "cuda_f32";
     case Backend::kCudaFast:
       return "cuda_fast";
+    case Backend::kCudaWide:
+      return "cuda_wide";
   }
   return "unknown";
 }
@@ -29,7 +31,9 @@ const std::vector<Backend>& AllBackends() {
   static const std::vector<Backend> backends = [] {
     std::vector<Backend> all{Backend::kReference, Backend::kCpuF32, Backend::kCpuFast};
 #ifdef ADDER_HAS_CUDA
-    if (CudaAvailable()) all.insert(all.end(), {Backend::kCudaF32, Backend::kCudaFast});
+    if (CudaAvailable()) {
+      all.insert(all.end(), {Backend::kCudaF32, Backend::kCudaFast, Backend::kCudaWide});
+    }
 #endif
     return all;
   }();
@@ -41,18 +45,24 @@ const std::vector<Backend>& QuickBackends() {
   return backends;
 }
 
-bool IsBatchInvariant(Backend backend) { return backend != Backend::kCudaFast; }
-
-bool IsExact(Backend backend) {
-  return backend != Backend::kCpuFast && backend != Backend::kCudaFast;
+bool IsBatchInvariant(Backend backend) {
+  return backend != Backend::kCudaFast && backend != Backend::kCudaWide;
 }
+
+bool IsExact(Backend backend) { return backend != Backend::kCpuFast && IsBatchInvariant(backend); }
 
 std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program) {
   if (backend == Backend::kReference) return MakeInterpreter(std::move(program));
-  if (backend == Backend::kCudaF32 || backend == Backend::kCudaFast) {
+  if (backend == Backend::kCudaF32 || !IsBatchInvariant(backend)) {
 #ifdef ADDER_HAS_CUDA
     CudaOptions options;
     options.f32 = backend == Backend::kCudaF32;
+    if (backend == Backend::kCudaWide) {
+      options.wide_tokens = 2;
+      options.wide_rows = 1024;
+      // Enough for some matrices only.
+      options.unpacked_bytes = 100000;
+    }
     return MakeCudaExecutor(std::move(program), options);
 #else
     Fail("This build has no CUDA backend.");

@@ -9,7 +9,8 @@
 
 namespace adder::test {
 
-enum class Backend { kReference, kCpuF32, kCpuFast, kCudaF32, kCudaFast };
+// kCudaWide: kCudaFast with every batch of several tokens taking the way of long prompts.
+enum class Backend { kReference, kCpuF32, kCpuFast, kCudaF32, kCudaFast, kCudaWide };
 
 // For test names: "reference", "cpu_f32", "cuda_fast", ...
 std::string BackendName(Backend backend);

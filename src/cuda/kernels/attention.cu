@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "cuda/kernels/attention.h"
+#include "cuda/kernels/attention_step.h"
 #include "cuda/kernels/launch.cuh"
 
 namespace adder::cuda {
@@ -358,6 +359,15 @@ void LaunchAttention(const AttentionParams& params, cudaStream_t stream) {
   } else {
     LaunchTyped<float>(params, stream);
   }
+}
+
+void LaunchAttentionStep(const AttentionParams& params, cudaStream_t stream) {
+  if (TakesAttentionStep(params)) {
+    LaunchFusedAttentionStep(params, stream);
+    return;
+  }
+  LaunchKvAppend(params, stream);
+  LaunchAttention(params, stream);
 }
 
 }  // namespace adder::cuda

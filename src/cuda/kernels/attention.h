@@ -49,8 +49,13 @@ size_t AttentionCounters(int rows, int heads);
 // Rotates q and k, appends k and v to the pages, which must be there.
 void LaunchKvAppend(const AttentionParams& params, cudaStream_t stream);
 
-// Softmax attention of every row over positions 0 .. its own. How positions are cut into parts
-// depends on the position alone, so results do not depend on the batch.
+// Softmax attention of every row over positions 0 .. its own, after LaunchKvAppend. How positions
+// are cut into parts depends on the position alone, so results do not depend on the batch.
 void LaunchAttention(const AttentionParams& params, cudaStream_t stream);
+
+// Both for batches with one token per run, in one kernel where keys and values are bf16; how
+// positions are cut then depends on the batch. Keys and values of earlier positions must have been
+// written before the kernel before this one. Whether q is rotated in place is not said.
+void LaunchAttentionStep(const AttentionParams& params, cudaStream_t stream);
 
 }  // namespace adder::cuda

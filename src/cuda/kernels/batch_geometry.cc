@@ -4,7 +4,8 @@
 
 namespace adder::cuda {
 
-BatchGeometry ChooseBatchGeometry(const LinearParams& params, int multiprocessors) {
+BatchGeometry ChooseBatchGeometry(const LinearParams& params, int multiprocessors,
+                                  bool has_clusters) {
   const PackedMatrix& m = params.matrix;
   const bool one_tile = LoadsOf(m.format) > 2 || m.scale_format == ScaleFormat::kWide;
   BatchGeometry geometry;
@@ -22,7 +23,7 @@ BatchGeometry ChooseBatchGeometry(const LinearParams& params, int multiprocessor
     geometry.column_warps = 1;
     geometry.row_warps = 8;
   }
-  if (params.epilogue == LinearEpilogue::kRouter) return geometry;
+  if (!has_clusters || params.epilogue == LinearEpilogue::kRouter) return geometry;
   while (geometry.split < 4 && blocks() * geometry.split * 2 <= multiprocessors * 3 / 2 &&
          m.chunks >= geometry.split * 2 * geometry.column_warps * 2) {
     geometry.split *= 2;

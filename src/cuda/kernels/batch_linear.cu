@@ -18,6 +18,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/batch_linear.h"
+#include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
 
@@ -52,16 +53,15 @@ __device__ __forceinline__ unsigned SharedAddress(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// A barrier of the cluster's blocks; and where block `rank` has what this one has at `shared`.
-__device__ __forceinline__ void ClusterBarrier() {
+// Where the cluster's block `rank` has what this one has at `shared`.
+template <class T>
+__device__ __forceinline__ const T* AtRank(const T* shared, int rank) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+  asm("mapa.u64 %0, %1, %2;" : "=l"(shared) : "l"(shared), "r"(rank));
 #endif
+  return shared;
 }
-// The last barrier: others are done reading, nothing is handed over.
+// The last barrier of a cluster: others are done reading, nothing is handed over.
 __device__ __forceinline__ void LeaveCluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -69,13 +69,6 @@ __device__ __forceinline__ void LeaveCluster() {
       "barrier.cluster.wait.aligned;" ::
           : "memory");
 #endif
-}
-template <class T>
-__device__ __forceinline__ const T* AtRank(const T* shared, int rank) {
-#if __CUDA_ARCH__ >= 900
-  asm("mapa.u64 %0, %1, %2;" : "=l"(shared) : "l"(shared), "r"(rank));
-#endif
-  return shared;
 }
 
 // As Mma, but free to be scheduled.
@@ -385,20 +378,14 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
   const auto fill_tokens = [&](int s, unsigned stage) {
     const int col = (first_chunk + (s << column_bits)) * kChunkCols + 8 * part;
     const int of_row = min(max(m.cols - col, 0), 8) * 2;
-    const uint16_t* from = p.rounded_input + (of_row == 0 ? 0 : col);
+    const uint16_t* from =
+        p.rounded_input + (of_row == 0 ? 0 : col) +
+        static_cast<long long>(first_token + thread_token) * p.rounded_input_stride;
     unsigned to = stage + thread_offset;
-    if (p.input_rows == nullptr) {
-      from += static_cast<long long>(first_token + thread_token) * p.rounded_input_stride;
-    }
 #pragma unroll 1
     for (int i = thread_token; i < kTokens; i += 4 * row_warps) {
-      if (p.input_rows == nullptr) {
-        CopyAsync(to, from, of_row);
-        from += static_cast<long long>(4 * row_warps) * p.rounded_input_stride;
-      } else {
-        const int row = p.input_rows[min(first_token + i, p.tokens - 1)];
-        CopyAsync(to, from + static_cast<long long>(row) * p.rounded_input_stride, of_row);
-      }
+      CopyAsync(to, from, of_row);
+      from += static_cast<long long>(4 * row_warps) * p.rounded_input_stride;
       to += 4 * row_warps * pitch;
     }
   };
@@ -485,10 +472,10 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
     }
     if (s == -kRing) {
       // The first use of a parameter is slow: better now.
-      asm volatile("" ::"l"(p.rounded_input), "l"(p.input_rows), "l"(p.output),
-                   "l"(p.rounded_output), "l"(p.bias), "r"(p.tokens), "r"(p.output_stride),
-                   "r"(p.rounded_input_stride), "r"(p.rounded_output_stride), "f"(p.norm_eps),
-                   "f"(params.inverse_cols), "f"(params.scale));
+      asm volatile("" ::"l"(p.rounded_input), "l"(p.output), "l"(p.rounded_output), "l"(p.bias),
+                   "r"(p.tokens), "r"(p.output_stride), "r"(p.rounded_input_stride),
+                   "r"(p.rounded_output_stride), "f"(p.norm_eps), "f"(params.inverse_cols),
+                   "f"(params.scale));
       PdlWait();
       PdlTrigger();
     }
@@ -528,7 +515,8 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
   const int items = quads * kTokens;
   const int first_row = block_tile * (gated ? 8 : 16);
   if (split > 1) {
-    ClusterBarrier();
+    ClusterArrive();
+    ClusterWait();
   } else {
     __syncthreads();
   }
@@ -605,11 +593,12 @@ void LaunchKernel(const LinearParams& p, const BatchGeometry& geometry, cudaStre
   const int tiles = geometry.row_warps * kRowTiles;
   constexpr int kTokens = kTokenTiles * 8;
   const int row_blocks = (p.matrix.tiles + tiles - 1) / tiles;
-  LaunchClustered("the matrix kernel of batches", kernel,
-                  dim3(static_cast<unsigned>(row_blocks * geometry.split),
-                       static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens)),
-                  dim3(static_cast<unsigned>(warps * 32)), static_cast<unsigned>(geometry.split),
-                  static_cast<size_t>(layout.total), stream, params);
+  LaunchClusters("the matrix kernel of batches", kernel,
+                 dim3(static_cast<unsigned>(row_blocks * geometry.split),
+                      static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens)),
+                 dim3(static_cast<unsigned>(warps * 32)),
+                 dim3(static_cast<unsigned>(geometry.split)), static_cast<size_t>(layout.total),
+                 stream, params);
 }
 
 template <WeightFormat F, bool kWide>
@@ -634,14 +623,16 @@ void ChooseTiles(const LinearParams& p, const BatchGeometry& geometry, cudaStrea
   }
 }
 
-__global__ void RoundKernel(const float* input, int input_stride, int width, uint16_t* output,
-                            int output_stride) {
+__global__ void RoundKernel(const float* input, int input_stride, const int* input_rows, int width,
+                            uint16_t* output, int output_stride) {
   PdlWait();
   PdlTrigger();
-  const float* from = input + static_cast<long long>(blockIdx.y) * input_stride;
-  uint16_t* to = output + static_cast<long long>(blockIdx.y) * output_stride;
+  const int row = static_cast<int>(blockIdx.y);
+  const int from = input_rows == nullptr ? row : input_rows[row];
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < width) to[i] = __bfloat16_as_ushort(__float2bfloat16_rn(from[i]));
+  if (i >= width) return;
+  output[static_cast<long long>(row) * output_stride + i] = __bfloat16_as_ushort(
+      __float2bfloat16_rn(input[static_cast<long long>(from) * input_stride + i]));
 }
 
 }  // namespace
@@ -666,13 +657,13 @@ void LaunchBatchLinear(const LinearParams& params, const BatchGeometry& geometry
   }
 }
 
-void LaunchRound(const float* input, int input_stride, int rows, int width, uint16_t* output,
-                 int output_stride, cudaStream_t stream) {
+void LaunchRound(const float* input, int input_stride, const int* input_rows, int rows, int width,
+                 uint16_t* output, int output_stride, cudaStream_t stream) {
   constexpr int kThreads = 256;
   Launch(
       "the rounding kernel", RoundKernel,
       dim3(static_cast<unsigned>((width + kThreads - 1) / kThreads), static_cast<unsigned>(rows)),
-      dim3(kThreads), 0, stream, input, input_stride, width, output, output_stride);
+      dim3(kThreads), 0, stream, input, input_stride, input_rows, width, output, output_stride);
 }
 
 }  // namespace adder::cuda

@@ -27,40 +27,43 @@ __device__ __forceinline__ void PdlTrigger() {
 #endif
 }
 
-// Whether the current device knows programmatic dependent launch.
-bool DeviceHasPdl();
+// For what is used after PdlWait but known before: keeps the compiler from reading it only there,
+// where the first touch of a line of kernel parameters costs as much as a memory access.
+template <class T>
+__device__ __forceinline__ void ReadyBeforeWait(T* pointer) {
+  asm volatile("" ::"l"(pointer));
+}
+__device__ __forceinline__ void ReadyBeforeWait(float value) { asm volatile("" ::"f"(value)); }
 
-// `cluster`: blocks, consecutive along x, that can read each other's shared memory; more than one
-// needs compute capability 9.
+// Whether the current device knows programmatic dependent launch and thread block clusters: both
+// came with compute capability 9.0.
+bool DeviceHasPdl();
+inline bool DeviceHasClusters() { return DeviceHasPdl(); }
+
+// Launches clusters of `cluster` blocks; without clusters the device must be asked for one block.
 template <class... KernelArgs, class... Args>
-void LaunchClustered(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,
-                     unsigned cluster, size_t shared_bytes, cudaStream_t stream, Args&&... args) {
+void LaunchClusters(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,
+                    dim3 cluster, size_t shared_bytes, cudaStream_t stream, Args&&... args) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster.x, cluster.y, cluster.z};
   config.attrs = attributes;
-  if (DeviceHasPdl()) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (cluster > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = cluster;
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-  }
+  config.numAttrs = !DeviceHasPdl() ? 0 : cluster.x * cluster.y * cluster.z == 1 ? 1 : 2;
   Check(cudaLaunchKernelEx(&config, kernel, KernelArgs(args)...), name);
 }
 
 template <class... KernelArgs, class... Args>
 void Launch(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,
             size_t shared_bytes, cudaStream_t stream, Args&&... args) {
-  LaunchClustered(name, kernel, grid, block, 1, shared_bytes, stream, std::forward<Args>(args)...);
+  LaunchClusters(name, kernel, grid, block, dim3(1), shared_bytes, stream,
+                 std::forward<Args>(args)...);
 }
 
 }  // namespace adder::cuda

@@ -500,7 +500,9 @@ bool ReadsRounded(const LinearShape& shape, int tokens) {
 
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream) {
   if (ReadsRounded(shape, params.tokens)) {
-    return LaunchBatchLinear(params, ChooseBatchGeometry(params, shape.multiprocessors), stream);
+    const BatchGeometry geometry =
+        ChooseBatchGeometry(params, shape.multiprocessors, DeviceHasClusters());
+    return LaunchBatchLinear(params, geometry, stream);
   }
   Dispatch<Experts::kNone>(params, nullptr, shape, 1, params.matrix.chunks, stream);
 }

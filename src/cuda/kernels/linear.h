@@ -24,7 +24,7 @@ struct LinearParams {
   int input_stride = 0;
   const int* input_rows = nullptr;  // token i reads row input_rows[i]; null: row i
   // The same values rounded to bf16, [tokens, rounded_input_stride], rows on 16-byte boundaries.
-  // More than kMostMatvecTokens tokens with one part per activation need them.
+  // See ReadsRounded.
   const uint16_t* rounded_input = nullptr;
   int rounded_input_stride = 0;
   int tokens = 0;
@@ -51,7 +51,19 @@ struct ExpertParams {
   const float* routing = nullptr;  // [tokens, routing_stride], as kRouter writes it
   int routing_stride = 0;
   int top_k = 0;
+
+  // One more expert, of its own width, which every token takes with weight one; `rows` 0: none.
+  // Needs CanShareLaunch. Its gated product goes to `shared_output` and comes from `shared_input`.
+  PackedMatrix shared;
+  const float* shared_input = nullptr;
+  int shared_input_stride = 0;
+  float* shared_output = nullptr;
+  int shared_output_stride = 0;
 };
+
+// Whether a launch of experts can take in the shared one: matrices of one format, with the same
+// input width (gate, up) or the same rows (down), and not LinearShape::batch_invariant.
+bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared);
 
 // How a kernel is spread over the device.
 struct LinearShape {
@@ -62,7 +74,7 @@ struct LinearShape {
   int multiprocessors = 132;
 };
 
-// Whether LaunchLinear needs rounded_input for so many tokens.
+// Whether LaunchLinear reads rounded_input, and neither input nor input_rows, for so many tokens.
 bool ReadsRounded(const LinearShape& shape, int tokens);
 
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);

@@ -1,14 +1,21 @@
 // Mamba-2 step and prefill.
 //
-// Step kernel. A block of 8 warps owns one head's d_state x 32 part of the state: lane = channel of
-// the head, warp = every eighth row of d_state. Phases: (1) load state, conv weights and windows,
-// which earlier steps wrote; (2) PdlWait; (3) convolve B, C and the block's x into shared memory,
-// barrier; (4) state = decay * state + dt B x, partial sums of C . state, barrier; (5) the first
-// warp adds up, applies D and the gate. B and C are convolved by every block of their group; the
-// group's first block writes their window.
+// Ownership. A block owns a part of one head: kPart channels and all rows of d_state. Each of its
+// warps owns kWarpRows rows, and a lane four channels of eight of them: eight lanes together read
+// 128 contiguous bytes of a row, and each state element is in a register of one thread.
+//
+// Step kernel. Phases: (1) load state, conv weights and windows, which earlier steps wrote; (2)
+// PdlWait; (3) a warp convolves B and C of its own rows, a row per lane, and the part's x, a
+// channel per lane (every warp does: cheaper than a barrier), and passes them on through its own
+// shared memory; (4) state = decay * state + dt B x, and C . state summed up over the warp's rows
+// by shuffles; (5) barrier; the first warp adds up the warps' sums, applies D and the gate. B and C
+// are convolved by every block of their group; the group's first block writes their window. In
+// large batches a block takes several heads of its group, one after the other, and loads the next
+// while it works on one.
 //
 // Prefill is a convolution kernel, then a scan kernel with the same ownership that walks over the
-// run with the state in registers, kScanTokens tokens between barriers.
+// run with the state in registers, kScanTokens tokens between barriers. Both kernels take the same
+// sums in the same order.
 // Preconditions: d_state <= kMaxStateSize, d_conv <= kMaxTaps.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -23,12 +30,16 @@
 namespace adder::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
+constexpr int kPart = 32;
+constexpr int kRows = 8;  // of a lane
+constexpr int kWarpRows = 4 * kRows;
+constexpr int kMaxWarps = kMaxStateSize / kWarpRows;
+constexpr int kMaxThreads = kMaxWarps * 32;
 constexpr int kMaxTaps = 8;
 constexpr int kScanTokens = 16;
+static_assert(kWarpRows == 32, "a lane convolves one row of B and C");
 
-__device__ __forceinline__ float Silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ __forceinline__ float Silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 __device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 struct StepSize {
@@ -41,158 +52,262 @@ __device__ __forceinline__ StepSize MakeStep(const Mamba2Params& p, float dt_bia
   return {dt, expf(dt * a)};
 }
 
-// One token for this thread's part of the state; returns its share of C . state. b and c are the
-// token's, in shared memory.
-template <int kRows>
-__device__ __forceinline__ float StateStep(float (&state)[kRows], const float* b, const float* c,
-                                           int warp, int d_state, float decay, float dt_x) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int n = warp + i * kWarps;
-    if (n >= d_state) break;
-    state[i] = fmaf(decay, state[i], b[n] * dt_x);
-    sum = fmaf(c[n], state[i], sum);
-  }
-  return sum;
-}
-
-// Sum over warps, in their order. partial: [kWarps][32].
-__device__ __forceinline__ float SumOfWarps(const float* partial, int lane) {
-  float sum = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) sum += partial[w * 32 + lane];
-  return sum;
-}
-
-// Where a block works.
+// Where a thread works.
 struct Place {
+  int lane;
+  int warp;
   int head;
-  int channel;  // of the head, this lane's
-  bool used;    // the head has such a channel
-  int x_channel;
-  int group;
+  int group;      // of B and C
+  int part;       // the first channel of the block's part, in the head
+  int first_row;  // of the lane's kRows
+  int channel;    // of the lane's four, in the head
+  int count;      // how many of them the head has
+  int x_channel;  // conv channel of x that this lane convolves
+  bool has_x;
   bool writes_group;  // whether this block writes the window of B and C
 };
-__device__ __forceinline__ Place FindPlace(const Mamba2Params& p) {
-  const int parts = (p.head_dim + 31) / 32;
+__device__ __forceinline__ Place FindPlace(const Mamba2Params& p, int head) {
   Place place;
-  place.head = blockIdx.x / parts;
-  const int part = blockIdx.x % parts;
-  place.channel = part * 32 + threadIdx.x % 32;
-  place.used = place.channel < p.head_dim;
-  place.x_channel = place.head * p.head_dim + place.channel;
+  place.lane = static_cast<int>(threadIdx.x) % 32;
+  place.warp = static_cast<int>(threadIdx.x) / 32;
+  place.head = head;
+  place.part = static_cast<int>(blockIdx.y) * kPart;
+  place.first_row = place.warp * kWarpRows + place.lane / 8 * kRows;
+  place.channel = place.part + place.lane % 8 * 4;
+  place.count = min(4, p.head_dim - place.channel);
+  place.x_channel = place.head * p.head_dim + place.part + place.lane;
+  place.has_x = place.part + place.lane < p.head_dim;
   const int heads_per_group = p.heads / p.groups;
   place.group = place.head / heads_per_group;
-  place.writes_group = part == 0 && place.head % heads_per_group == 0;
+  place.writes_group = place.part == 0 && place.head == place.group * heads_per_group;
   return place;
 }
 
-// The conv channel of element i of B | C of a group, i < 2 * d_state.
-__device__ __forceinline__ int BcChannel(const Mamba2Params& p, int group, int i) {
-  return p.inner() +
-         (i < p.d_state ? group * p.d_state + i : (p.groups + group) * p.d_state + i - p.d_state);
+// The conv channel of row n of B; that of C lies groups * d_state behind.
+__device__ __forceinline__ int BChannel(const Mamba2Params& p, const Place& place, int n) {
+  return p.inner() + place.group * p.d_state + n;
 }
 
-template <int kRows>
-__device__ __forceinline__ void LoadState(float (&state)[kRows], const float* from, int warp,
+// This lane's first state element.
+__device__ __forceinline__ float* StateOf(const Mamba2Params& p, const Place& place,
+                                          float* recurrent) {
+  return recurrent + p.ssm_offset +
+         (static_cast<long long>(place.head) * p.d_state + place.first_row) * p.head_dim +
+         place.channel;
+}
+
+// kVector: head_dim is a multiple of four, so that four channels are one aligned load.
+template <bool kVector>
+__device__ __forceinline__ void LoadState(float4 (&state)[kRows], const float* from,
                                           const Mamba2Params& p, const Place& place) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const int n = warp + i * kWarps;
-    state[i] = n < p.d_state && place.used ? from[static_cast<long long>(n) * p.head_dim] : 0.0f;
+    state[i] = make_float4(0, 0, 0, 0);
+    const bool inside = place.first_row + i < p.d_state;
+    if constexpr (kVector) {
+      if (inside && place.count > 0) state[i] = __ldcg(reinterpret_cast<const float4*>(from));
+    } else {
+      if (inside && place.count > 0) state[i].x = from[0];
+      if (inside && place.count > 1) state[i].y = from[1];
+      if (inside && place.count > 2) state[i].z = from[2];
+      if (inside && place.count > 3) state[i].w = from[3];
+    }
+    from += p.head_dim;
   }
 }
-template <int kRows>
-__device__ __forceinline__ void StoreState(const float (&state)[kRows], float* to, int warp,
+template <bool kVector>
+__device__ __forceinline__ void StoreState(const float4 (&state)[kRows], float* to,
                                            const Mamba2Params& p, const Place& place) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const int n = warp + i * kWarps;
-    if (n < p.d_state && place.used) to[static_cast<long long>(n) * p.head_dim] = state[i];
+    const bool inside = place.first_row + i < p.d_state;
+    if constexpr (kVector) {
+      if (inside && place.count > 0) *reinterpret_cast<float4*>(to) = state[i];
+    } else {
+      if (inside && place.count > 0) to[0] = state[i].x;
+      if (inside && place.count > 1) to[1] = state[i].y;
+      if (inside && place.count > 2) to[2] = state[i].z;
+      if (inside && place.count > 3) to[3] = state[i].w;
+    }
+    to += p.head_dim;
   }
 }
 
-template <int kRows, int kTaps>
-__global__ void __launch_bounds__(kThreads)
-    Mamba2StepKernel(const __grid_constant__ Mamba2Params p) {
-  constexpr int kBcPerThread = (2 * kRows * kWarps + kThreads - 1) / kThreads;
-  __shared__ float bc[2 * kRows * kWarps];
-  __shared__ float xs[32];
-  __shared__ float partial[kWarps * 32];
-  __shared__ StepSize step;
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const Place place = FindPlace(p);
-  const SequenceRun run = p.runs[blockIdx.y];
+// One token for this thread's part of the state. b and c are those of the lane's rows, in shared
+// memory. Returns the warp's sum of C . state for the part's channel SumChannel(lane).
+__device__ __forceinline__ float StateStep(float4 (&state)[kRows], const float* b, const float* c,
+                                           int lane, const StepSize& step, float4 x) {
+  x.x *= step.dt, x.y *= step.dt, x.z *= step.dt, x.w *= step.dt;
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    state[i].x = fmaf(step.decay, state[i].x, b[i] * x.x);
+    state[i].y = fmaf(step.decay, state[i].y, b[i] * x.y);
+    state[i].z = fmaf(step.decay, state[i].z, b[i] * x.z);
+    state[i].w = fmaf(step.decay, state[i].w, b[i] * x.w);
+    sum.x = fmaf(c[i], state[i].x, sum.x);
+    sum.y = fmaf(c[i], state[i].y, sum.y);
+    sum.z = fmaf(c[i], state[i].z, sum.z);
+    sum.w = fmaf(c[i], state[i].w, sum.w);
+  }
+  // Over the four lanes that share channels, each of which ends up with one.
+  const bool upper = (lane & 16) != 0;
+  float first = upper ? sum.z : sum.x;
+  float second = upper ? sum.w : sum.y;
+  first += __shfl_xor_sync(0xffffffffu, upper ? sum.x : sum.z, 16);
+  second += __shfl_xor_sync(0xffffffffu, upper ? sum.y : sum.w, 16);
+  const bool odd = (lane & 8) != 0;
+  const float mine = odd ? second : first;
+  return mine + __shfl_xor_sync(0xffffffffu, odd ? first : second, 8);
+}
+__device__ __forceinline__ int SumChannel(int lane) {
+  return lane % 8 * 4 + lane / 16 * 2 + lane / 8 % 2;
+}
+
+// Sum over warps, in their order. partial: [warps][kPart].
+__device__ __forceinline__ float SumOfWarps(const float* partial, int warps, int channel) {
+  float sum = 0;
+  for (int w = 0; w < warps; ++w) sum += partial[w * kPart + channel];
+  return sum;
+}
+
+// What a lane needs for x and dt of a head: first what earlier steps wrote, then the inputs.
+template <int kTaps>
+struct HeadValues {
+  ConvStep<kTaps> conv;
+  float bias = 0;
+  float dt_bias;
+  float a;
+  float d;
+  float input = 0;
+  float gate = 0;
+  float dt_input;
+
+  __device__ __forceinline__ void Load(const Mamba2Params& p, const float* ring, int d_conv,
+                                       int channels, const Place& place, int position) {
+    if (place.has_x) {
+      conv.Load(p.conv_weight, ring, d_conv, channels, place.x_channel, position);
+      if (p.conv_bias != nullptr) bias = p.conv_bias[place.x_channel];
+    }
+    dt_bias = p.dt_bias[place.head];
+    a = p.a[place.head];
+    d = p.d[place.head];
+  }
+  // projected: the token's z; x follows after `inner`.
+  __device__ __forceinline__ void LoadInputs(const float* projected, int inner, int channels,
+                                             const Place& place) {
+    if (place.has_x) {
+      input = projected[inner + place.x_channel];
+      gate = projected[place.x_channel];
+    }
+    dt_input = projected[inner + channels + place.head];
+  }
+};
+
+// kMany: heads_per_block may be more than one.
+template <int kTaps, bool kVector, bool kMany>
+__global__ void __launch_bounds__(kMaxThreads, 2)
+    Mamba2StepKernel(const __grid_constant__ Mamba2Params p, const int heads_per_block) {
+  struct alignas(16) OfWarp {
+    float b[kWarpRows];
+    float c[kWarpRows];
+    float x[kPart];
+  };
+  __shared__ OfWarp of_warps[kMaxWarps];
+  __shared__ float partial[2][kMaxWarps * kPart];
+  Place place = FindPlace(p, static_cast<int>(blockIdx.x) * (kMany ? heads_per_block : 1));
+  const SequenceRun run = p.runs[blockIdx.z];
+  const int inner = p.inner();
   const int channels = p.conv_channels();
   // Known at compile time for the usual window: short code.
   const int d_conv = kTaps == kMaxTaps ? p.d_conv : kTaps;
   float* ring = run.recurrent + p.conv_offset;
-  float* states = run.recurrent + p.ssm_offset +
-                  static_cast<long long>(place.head) * p.d_state * p.head_dim + place.channel;
+  float* states = StateOf(p, place, run.recurrent);
+  float4 state[kRows];
+  LoadState<kVector>(state, states, p, place);
 
-  float state[kRows];
-  LoadState(state, states, warp, p, place);
-  ConvStep<kTaps> conv_bc[kBcPerThread];
-#pragma unroll
-  for (int i = 0; i < kBcPerThread; ++i) {
-    const int element = static_cast<int>(threadIdx.x) + i * kThreads;
-    if (element < 2 * p.d_state) {
-      conv_bc[i].Load(p.conv_weight, ring, d_conv, channels, BcChannel(p, place.group, element),
-                      run.position);
-    }
+  const int row = place.warp * kWarpRows + place.lane;  // whose B and C this lane convolves
+  const bool has_row = row < p.d_state;
+  const int b_channel = BChannel(p, place, row);
+  const int c_channel = b_channel + p.groups * p.d_state;
+  ConvStep<kTaps> conv_b;
+  ConvStep<kTaps> conv_c;
+  float b_bias = 0;
+  float c_bias = 0;
+  if (has_row) {
+    conv_b.Load(p.conv_weight, ring, d_conv, channels, b_channel, run.position);
+    conv_c.Load(p.conv_weight, ring, d_conv, channels, c_channel, run.position);
+    if (p.conv_bias != nullptr) b_bias = p.conv_bias[b_channel], c_bias = p.conv_bias[c_channel];
   }
-  ConvStep<kTaps> conv_x;
-  if (warp == 0 && place.used) {
-    conv_x.Load(p.conv_weight, ring, d_conv, channels, place.x_channel, run.position);
-  }
-
-  const float dt_bias = p.dt_bias[place.head];
-  const float a = p.a[place.head];
-  const float d = p.d[place.head];
+  HeadValues<kTaps> head;
+  head.Load(p, ring, d_conv, channels, place, run.position);
+  const float* projected = p.projected + static_cast<long long>(run.row) * p.projected_stride;
+  float* output = p.output + static_cast<long long>(run.row) * p.output_stride;
+  float* newest = ring + static_cast<long long>(run.position % d_conv) * channels;
+  ReadyBeforeWait(projected);
+  uint16_t* rounded =
+      p.rounded_output == nullptr
+          ? nullptr
+          : p.rounded_output + static_cast<long long>(run.row) * p.rounded_output_stride;
+  ReadyBeforeWait(output);
+  ReadyBeforeWait(rounded);
+  ReadyBeforeWait(newest);
 
   PdlWait();
   PdlTrigger();
-  const float* projected = p.projected + static_cast<long long>(run.row) * p.projected_stride;
-  const float* inputs = projected + p.inner();
-  float* newest = ring + static_cast<long long>(run.position % d_conv) * channels;
-  const bool has_ring = d_conv > 1;
-#pragma unroll
-  for (int i = 0; i < kBcPerThread; ++i) {
-    const int element = static_cast<int>(threadIdx.x) + i * kThreads;
-    if (element >= 2 * p.d_state) continue;
-    const int channel = BcChannel(p, place.group, element);
-    const float input = inputs[channel];
-    const float bias = p.conv_bias == nullptr ? 0.0f : p.conv_bias[channel];
-    bc[element] = Silu(conv_bc[i].Apply(bias, input, d_conv));
-    if (place.writes_group && has_ring) newest[channel] = input;
+  const float b_input = has_row ? projected[inner + b_channel] : 0.0f;
+  const float c_input = has_row ? projected[inner + c_channel] : 0.0f;
+  head.LoadInputs(projected, inner, channels, place);
+  OfWarp& mine = of_warps[place.warp];
+  mine.b[place.lane] = has_row ? Silu(conv_b.Apply(b_bias, b_input, d_conv)) : 0.0f;
+  mine.c[place.lane] = has_row ? Silu(conv_c.Apply(c_bias, c_input, d_conv)) : 0.0f;
+  if (d_conv > 1 && place.writes_group && has_row) {
+    newest[b_channel] = b_input;
+    newest[c_channel] = c_input;
   }
-  float gate = 0;
-  if (warp == 0 && place.used) {
-    const float input = inputs[place.x_channel];
-    const float bias = p.conv_bias == nullptr ? 0.0f : p.conv_bias[place.x_channel];
-    xs[lane] = Silu(conv_x.Apply(bias, input, d_conv));
-    if (has_ring) newest[place.x_channel] = input;
-    gate = projected[place.x_channel];
-  }
-  if (threadIdx.x == kThreads - 1) {
-    step = MakeStep(p, dt_bias, a, projected[p.inner() + channels + place.head]);
-  }
-  __syncthreads();
-  const float x = place.used ? xs[lane] : 0.0f;
-  partial[warp * 32 + lane] =
-      StateStep(state, bc, bc + p.d_state, warp, p.d_state, step.decay, step.dt * x);
-  StoreState(state, states, warp, p, place);
-  __syncthreads();
-  if (warp == 0 && place.used) {
-    const float y = fmaf(d, x, SumOfWarps(partial, lane));
-    const float gated = y * Silu(gate);
-    p.output[static_cast<long long>(run.row) * p.output_stride + place.x_channel] = gated;
-    if (p.rounded_output != nullptr) {
-      p.rounded_output[static_cast<long long>(run.row) * p.rounded_output_stride +
-                       place.x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
+  const int of_rows = place.lane / 8 * kRows;
+  const int count = kMany ? heads_per_block : 1;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    float4 next_state[kRows];
+    HeadValues<kTaps> next_head;
+    Place next = place;
+    float* next_states = states;
+    if (kMany && i + 1 < count) {
+      ++next.head;
+      next.x_channel += p.head_dim;
+      next_states += static_cast<long long>(p.d_state) * p.head_dim;
+      LoadState<kVector>(next_state, next_states, p, next);
+      next_head.Load(p, ring, d_conv, channels, next, run.position);
+      next_head.LoadInputs(projected, inner, channels, next);
     }
+    const StepSize step = MakeStep(p, head.dt_bias, head.a, head.dt_input);
+    const float x = place.has_x ? Silu(head.conv.Apply(head.bias, head.input, d_conv)) : 0.0f;
+    mine.x[place.lane] = x;
+    __syncwarp();
+    // Two, so that a head's sums are read while the next one's are written.
+    float* sums = partial[i % 2];
+    sums[place.warp * kPart + SumChannel(place.lane)] =
+        StateStep(state, mine.b + of_rows, mine.c + of_rows, place.lane, step,
+                  reinterpret_cast<const float4*>(mine.x)[place.lane % 8]);
+    StoreState<kVector>(state, states, p, place);
+    if (d_conv > 1 && place.warp == 0 && place.has_x) newest[place.x_channel] = head.input;
+    __syncthreads();
+    if (place.warp == 0 && place.has_x) {
+      const float y =
+          fmaf(head.d, x, SumOfWarps(sums, static_cast<int>(blockDim.x) / 32, place.lane));
+      const float gated = y * Silu(head.gate);
+      output[place.x_channel] = gated;
+      if (rounded != nullptr) {
+        rounded[place.x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
+      }
+    }
+    if (!kMany) return;
+    place = next;
+    states = next_states;
+    head = next_head;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) state[r] = next_state[r];
   }
 }
 
@@ -231,79 +346,88 @@ __global__ void ConvPrefillKernel(const __grid_constant__ Mamba2Params p, float*
   }
 }
 
-template <int kRows>
-__global__ void __launch_bounds__(kThreads)
+// The dynamic shared memory of the scan kernel, of kScanTokens tokens each.
+struct ScanShared {
+  float* bc;       // [2][rows of all warps], zero from d_state on
+  float* x;        // [kPart]
+  float* partial;  // [warps][kPart]
+  StepSize* steps;
+  static __host__ __device__ int FloatsPerToken(int warps) {
+    return 2 * warps * kWarpRows + kPart + warps * kPart + 2;
+  }
+};
+
+template <bool kVector>
+__global__ void __launch_bounds__(kMaxThreads)
     Mamba2ScanKernel(const __grid_constant__ Mamba2Params p, const float* convolved) {
-  constexpr int kMaxState = kRows * kWarps;
-  extern __shared__ float shared[];
-  float* bc = shared;                            // [kScanTokens][2 * kMaxState]
-  float* xs = bc + kScanTokens * 2 * kMaxState;  // [kScanTokens][32]
-  float* steps = xs + kScanTokens * 32;          // [kScanTokens][2]
-  float* partial = steps + kScanTokens * 2;      // [kScanTokens][kWarps * 32]
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const Place place = FindPlace(p);
-  const SequenceRun run = p.runs[blockIdx.y];
+  extern __shared__ float4 shared_memory[];
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int rows = warps * kWarpRows;
+  ScanShared shared;
+  shared.bc = reinterpret_cast<float*>(shared_memory);
+  shared.x = shared.bc + kScanTokens * 2 * rows;
+  shared.partial = shared.x + kScanTokens * kPart;
+  shared.steps = reinterpret_cast<StepSize*>(shared.partial + kScanTokens * warps * kPart);
+  const Place place = FindPlace(p, static_cast<int>(blockIdx.x));
+  const SequenceRun run = p.runs[blockIdx.z];
   const int channels = p.conv_channels();
-  float* states = run.recurrent + p.ssm_offset +
-                  static_cast<long long>(place.head) * p.d_state * p.head_dim + place.channel;
-  float state[kRows];
-  LoadState(state, states, warp, p, place);
+  float* states = StateOf(p, place, run.recurrent);
+  float4 state[kRows];
+  LoadState<kVector>(state, states, p, place);
   PdlWait();
   PdlTrigger();
   const float d = p.d[place.head];
   for (int begin = 0; begin < run.tokens; begin += kScanTokens) {
     const int count = min(kScanTokens, run.tokens - begin);
-    for (int i = threadIdx.x; i < count * 2 * p.d_state; i += kThreads) {
-      const int token = i / (2 * p.d_state);
-      const int element = i % (2 * p.d_state);
-      bc[token * 2 * kMaxState + element] =
-          convolved[static_cast<long long>(run.row + begin + token) * channels +
-                    BcChannel(p, place.group, element)];
-    }
-    for (int token = warp; token < count; token += kWarps) {
+    for (int token = place.warp; token < count; token += warps) {
       const long long row = run.row + begin + token;
-      xs[token * 32 + lane] = place.used ? convolved[row * channels + place.x_channel] : 0.0f;
-      if (lane == 0) {
-        const StepSize step =
+      const float* values = convolved + row * channels;
+      float* b = shared.bc + token * 2 * rows;
+      for (int n = place.lane; n < rows; n += 32) {
+        const int channel = BChannel(p, place, n);
+        b[n] = n < p.d_state ? values[channel] : 0.0f;
+        b[rows + n] = n < p.d_state ? values[channel + p.groups * p.d_state] : 0.0f;
+      }
+      shared.x[token * kPart + place.lane] = place.has_x ? values[place.x_channel] : 0.0f;
+      if (place.lane == 0) {
+        shared.steps[token] =
             MakeStep(p, p.dt_bias[place.head], p.a[place.head],
                      p.projected[row * p.projected_stride + p.inner() + channels + place.head]);
-        steps[token * 2] = step.dt;
-        steps[token * 2 + 1] = step.decay;
       }
     }
     __syncthreads();
     for (int token = 0; token < count; ++token) {
-      const float* b = bc + token * 2 * kMaxState;
-      partial[(token * kWarps + warp) * 32 + lane] =
-          StateStep(state, b, b + p.d_state, warp, p.d_state, steps[token * 2 + 1],
-                    steps[token * 2] * xs[token * 32 + lane]);
+      const float* b = shared.bc + token * 2 * rows + place.first_row;
+      shared.partial[(token * warps + place.warp) * kPart + SumChannel(place.lane)] =
+          StateStep(state, b, b + rows, place.lane, shared.steps[token],
+                    reinterpret_cast<const float4*>(shared.x + token * kPart)[place.lane % 8]);
     }
     __syncthreads();
-    for (int token = warp; token < count; token += kWarps) {
-      if (!place.used) continue;
+    for (int token = place.warp; token < count; token += warps) {
+      if (!place.has_x) continue;
       const long long row = run.row + begin + token;
-      const float y =
-          fmaf(d, xs[token * 32 + lane], SumOfWarps(partial + token * kWarps * 32, lane));
+      const float y = fmaf(d, shared.x[token * kPart + place.lane],
+                           SumOfWarps(shared.partial + token * warps * kPart, warps, place.lane));
       p.output[row * p.output_stride + place.x_channel] =
           y * Silu(p.projected[row * p.projected_stride + place.x_channel]);
     }
     __syncthreads();
   }
-  StoreState(state, states, warp, p, place);
+  StoreState<kVector>(state, states, p, place);
   if (p.d_conv <= 1) return;
   // The last inputs go to the window.
   float* ring = run.recurrent + p.conv_offset;
+  const int row = place.warp * kWarpRows + place.lane;
+  const int b_channel = BChannel(p, place, row);
+  const int c_channel = b_channel + p.groups * p.d_state;
   for (int i = max(0, run.tokens - p.d_conv); i < run.tokens; ++i) {
     const float* input =
         p.projected + static_cast<long long>(run.row + i) * p.projected_stride + p.inner();
     float* to = ring + static_cast<long long>((run.position + i) % p.d_conv) * channels;
-    if (warp == 0 && place.used) to[place.x_channel] = input[place.x_channel];
-    if (!place.writes_group) continue;
-    for (int element = threadIdx.x; element < 2 * p.d_state; element += kThreads) {
-      const int channel = BcChannel(p, place.group, element);
-      to[channel] = input[channel];
-    }
+    if (place.warp == 0 && place.has_x) to[place.x_channel] = input[place.x_channel];
+    if (!place.writes_group || row >= p.d_state) continue;
+    to[b_channel] = input[b_channel];
+    to[c_channel] = input[c_channel];
   }
 }
 
@@ -318,34 +442,44 @@ void CheckSizes(const Mamba2Params& p) {
   }
 }
 
-// Calls launch with the number of state rows per warp as a compile-time constant.
-template <class LaunchWith>
-void WithRows(int d_state, LaunchWith launch) {
-  const int rows = (d_state + kWarps - 1) / kWarps;
-  if (rows <= 2) return launch.template operator()<2>();
-  if (rows <= 8) return launch.template operator()<8>();
-  if (rows <= 16) return launch.template operator()<16>();
-  return launch.template operator()<kMaxStateSize / kWarps>();
+dim3 GridOf(const Mamba2Params& p, int heads_per_block) {
+  return {static_cast<unsigned>(p.heads / heads_per_block),
+          static_cast<unsigned>((p.head_dim + kPart - 1) / kPart),
+          static_cast<unsigned>(p.run_count)};
+}
+int WarpsOf(const Mamba2Params& p) { return (p.d_state + kWarpRows - 1) / kWarpRows; }
+
+// One head per block has the least latency; where there are blocks for several turns on a device,
+// loading ahead pays, and two heads are enough for that.
+int HeadsPerBlock(const Mamba2Params& p) {
+  constexpr int kThreadsOfTwoTurns = 2 * 132 * 512;
+  const int parts = (p.head_dim + kPart - 1) / kPart;
+  const int of_group = p.heads / p.groups;
+  if (p.heads * parts * p.run_count * WarpsOf(p) * 32 < kThreadsOfTwoTurns) return 1;
+  for (const int heads : {2, 3}) {
+    if (of_group % heads == 0) return heads;
+  }
+  return 1;
 }
 
 }  // namespace
 
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   CheckSizes(params);
-  const auto blocks = static_cast<unsigned>(params.heads * ((params.head_dim + 31) / 32));
-  const dim3 grid(blocks, static_cast<unsigned>(params.run_count));
-  WithRows(params.d_state, [&]<int kRows>() {
-    constexpr char kName[] = "the Mamba-2 step kernel";
-    if (params.d_conv == 4) {
-      Launch(kName, Mamba2StepKernel<kRows, 4>, grid, dim3(kThreads), 0, stream, params);
-    } else {
-      Launch(kName, Mamba2StepKernel<kRows, kMaxTaps>, grid, dim3(kThreads), 0, stream, params);
-    }
-  });
+  const int heads = params.head_dim % 4 != 0      ? 1
+                    : params.heads_per_block != 0 ? params.heads_per_block
+                                                  : HeadsPerBlock(params);
+  const auto kernel = params.head_dim % 4 != 0 ? Mamba2StepKernel<kMaxTaps, false, false>
+                      : params.d_conv != 4     ? heads > 1 ? Mamba2StepKernel<kMaxTaps, true, true>
+                                                           : Mamba2StepKernel<kMaxTaps, true, false>
+                          : heads > 1 ? Mamba2StepKernel<4, true, true>
+                                               : Mamba2StepKernel<4, true, false>;
+  Launch("the Mamba-2 step kernel", kernel, GridOf(params, heads),
+         dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params, heads);
 }
 
-void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
-                         cudaStream_t stream) {
+void LaunchCausalConv(const Mamba2Params& params, int most_tokens, float* convolved,
+                      cudaStream_t stream) {
   CheckSizes(params);
   constexpr int kConvThreads = 128;
   Launch("the causal convolution kernel", ConvPrefillKernel,
@@ -353,19 +487,22 @@ void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* con
               static_cast<unsigned>(std::min(most_tokens, 256)),
               static_cast<unsigned>(params.run_count)),
          dim3(kConvThreads), 0, stream, params, convolved);
-  const auto blocks = static_cast<unsigned>(params.heads * ((params.head_dim + 31) / 32));
-  WithRows(params.d_state, [&]<int kRows>() {
-    constexpr size_t kShared =
-        sizeof(float) * kScanTokens * (2 * kRows * kWarps + 32 + 2 + kWarps * 32);
-    const auto kernel = Mamba2ScanKernel<kRows>;
-    if (kShared > 48 * 1024) {
-      Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(kShared)),
-            "cudaFuncSetAttribute");
-    }
-    Launch("the Mamba-2 scan kernel", kernel, dim3(blocks, static_cast<unsigned>(params.run_count)),
-           dim3(kThreads), kShared, stream, params, convolved);
-  });
+}
+
+void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
+                         cudaStream_t stream) {
+  LaunchCausalConv(params, most_tokens, convolved, stream);
+  const int warps = WarpsOf(params);
+  const size_t shared =
+      sizeof(float) * kScanTokens * static_cast<size_t>(ScanShared::FloatsPerToken(warps));
+  const auto kernel = params.head_dim % 4 != 0 ? Mamba2ScanKernel<false> : Mamba2ScanKernel<true>;
+  if (shared > 48 * 1024) {
+    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared)),
+          "cudaFuncSetAttribute");
+  }
+  Launch("the Mamba-2 scan kernel", kernel, GridOf(params, 1),
+         dim3(static_cast<unsigned>(warps) * 32), shared, stream, params, convolved);
 }
 
 }  // namespace adder::cuda

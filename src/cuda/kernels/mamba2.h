@@ -40,6 +40,9 @@ struct Mamba2Params {
   // A bf16 copy of the output, written by the step alone; null: none.
   uint16_t* rounded_output = nullptr;
   int rounded_output_stride = 0;
+  // Heads that a block of the step takes one after the other, a divisor of those of a group; 0: as
+  // suits the number of runs. Changes no result.
+  int heads_per_block = 0;
 
   __host__ __device__ int inner() const { return heads * head_dim; }
   __host__ __device__ int conv_channels() const { return inner() + 2 * groups * d_state; }
@@ -51,6 +54,10 @@ inline constexpr int kMaxStateSize = 256;
 // One token per run: window, convolution, dt, state and gate in one kernel that reads and writes
 // each state element once.
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream);
+
+// The convolution of LaunchMamba2Prefill alone: convolved[row][channel], with bias and SiLU.
+void LaunchCausalConv(const Mamba2Params& params, int most_tokens, float* convolved,
+                      cudaStream_t stream);
 
 // Any number of tokens per run, at most `most_tokens`. `convolved` [rows, conv_channels] is
 // scratch. A token's result is bitwise that of LaunchMamba2Step.

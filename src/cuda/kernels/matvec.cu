@@ -1,372 +1,493 @@
-// The matrix kernel for decoding: few tokens, so that latency counts as much as bytes. Instructions
-// are fetched once per launch and run once, so the code is kept short: what a launch does not need
-// is not compiled into its kernel.
+// The matrix kernel for one token: decoding. Latency counts as much as bytes. Instructions are
+// fetched once per launch and run once, so the code is kept short: what a launch does not need is
+// not compiled into its kernel.
 //
-// Phases: (1) each warp loads the weights of its first chunks; (2) PdlWait; (3) the block turns its
-// tokens' rows into a bf16 number and the bf16 of the rest in shared memory, with the norm's
-// weight, summing squares on the way; barrier; (4) warps multiply their chunks of the block's tiles
-// and load the next ones; partial sums to shared memory, barrier; (5) one warp per tile adds them
-// up, applies the norm's factor, bias and epilogue. With kLoop, (4) and (5) repeat over groups of
-// tiles a grid apart, with alternating buffers, so that one barrier does.
+// Phases: (1) each warp starts copying its first spans of weights to shared memory; (2) PdlWait;
+// (3) the block makes its token's row, times the norm's weight, into operands in shared memory (see
+// matvec_phases.cuh), while a warp of its own adds up the squares; barrier; (4) warps multiply
+// their spans. Then, in blocks: partial sums to shared memory, barrier, a warp per tile adds them
+// up and applies the norm's factor, bias and epilogue. In streams: each warp goes over whole tiles,
+// a grid apart, and finishes them itself; no further barrier.
 //
-// Ownership: a block owns kRowTiles * row_warps tiles at a time; column warp w of column_warps owns
-// chunks w, w + column_warps, ... With experts, blockIdx.y is a token (down) or a token and a
-// choice (gate, up), and the weights are not known before PdlWait. Precondition: the input's rows,
-// and those of each expert's input, begin on 16-byte boundaries.
+// Ownership: in blocks, blockIdx.x owns row_warps tiles and column warp w of column_warps the spans
+// w, w + column_warps, ...; in streams, warp i of the grid owns tiles i, i + warps of the grid, ...
+// A warp reads only weights that it copied itself. With experts, blockIdx.y is a token (down) or a
+// token and a choice (gate, up), and the weights are not known before PdlWait.
+// Precondition: the input's rows, and those of each expert's input, begin on 16-byte boundaries.
 #include <algorithm>
 
 #include "core/error.h"
 #include "cuda/kernels/launch.cuh"
-#include "cuda/kernels/linear_fragments.cuh"
 #include "cuda/kernels/matvec.h"
+#include "cuda/kernels/matvec_phases.cuh"
 
 namespace adder::cuda {
 namespace {
 
 constexpr int kMostWarps = 16;
-// Of kernels that loop: fewer threads with more registers each, which hold more loads in flight.
-constexpr int kMostLoopWarps = 12;
-constexpr int kLoopDepth = 3;
-// bf16 numbers per activation: columns 2 n and 2 n + 1 of an mma belong to token n.
-constexpr int kSplit = 2;
-// Distance between columns in shared memory, beyond the chunks: lanes of neighbouring columns then
-// read different banks.
-constexpr int kColumnPad = 32;
+constexpr int kStreamWarps = 8;
+constexpr int kStreamBlocksPerMultiprocessor = 3;
+// Spans that a warp has in flight when it cannot hold all of them.
+constexpr int kRingSpans = 3;
+// Shared memory that a block may fill with weights; two such blocks fit on a multiprocessor.
+constexpr int kMostWeightBytes = 96 * 1024;
+// Tiles of a router's matrix that one block multiplies alone.
+constexpr int kMostRouterTiles = 8;
 
-template <WeightFormat F, bool kWide, int kRowTiles, int kDepth, Experts kExperts,
-          LinearEpilogue kEpilogue, bool kLoop>
-__global__ void __launch_bounds__((kLoop ? kMostLoopWarps : kMostWarps) * 32,
-                                  LoadsOf(F) * kRowTiles * kDepth <= (kLoop ? 6 : 3) ? 2 : 1)
-    MatvecKernel(const __grid_constant__ KernelParams params) {
-  using Weights = Fragment<F>;
-  constexpr int kLoads = Weights::kLoads;
+// How a warp goes over its spans.
+enum class Walk {
+  kOnce,    // it copies all of them at the beginning
+  kLoop,    // all of one tile, through a ring
+  kStream,  // all of many tiles, through a ring
+};
+
+struct MatvecParams {
+  LinearParams linear;
+  const float* routing;
+  int routing_stride;
+  int top_k;
+  // See ExpertParams.
+  PackedMatrix shared;
+  const float* shared_input;
+  int shared_input_stride;
+  float* shared_output;
+  int shared_output_stride;
+  int row_warps;
+  int column_warps;
+  // 65536 / n, rounded up, turns small quotients by n into a product.
+  int column_warps_reciprocal;
+  int spans;  // of one matrix
+  int spans_reciprocal;
+  int spans_of_block;  // of all its experts' matrices
+  int held_spans;      // of each warp, at a time
+  // Warps that prepare activations: those that multiply, and more for long rows.
+  int preparing_warps;
+  float inverse_cols;
+  int experiment;
+};
+
+__device__ __forceinline__ int Quotient(int value, int reciprocal) {
+  return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
+}
+
+// As ChooseExperts, by a block: each thread ranks an expert. `scores` and `chosen` [experts] are
+// shared memory.
+__device__ __forceinline__ void ChooseExpertsInBlock(const float* scores, float* chosen,
+                                                     int experts, int top_k, float* out) {
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
+    const float own = scores[e];
+    int rank = 0;
+#pragma unroll 4
+    for (int other = 0; other < experts; ++other) {
+      const float score = scores[other];
+      rank += score > own || (score == own && other < e);
+    }
+    if (rank < top_k) {
+      chosen[rank] = own;
+      out[top_k + rank] = static_cast<float>(e);
+    }
+  }
+  __syncthreads();
+  const int place = static_cast<int>(threadIdx.x);
+  if (place >= top_k) return;
+  float sum = 0;
+#pragma unroll 4
+  for (int other = 0; other < top_k; ++other) sum += expf(chosen[other] - chosen[0]);
+  out[place] = expf(chosen[place] - chosen[0]) / sum;
+}
+
+template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
+__global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
+                                  F == WeightFormat::kF16 || F == WeightFormat::kF32 ? 1
+                                  : kWalk == Walk::kStream ? kStreamBlocksPerMultiprocessor
+                                                           : 2)
+    MatvecKernel(const __grid_constant__ MatvecParams params) {
+  using Span = WeightSpan<F, kWide>;
+  constexpr int kChunks = Span::kChunks;
+  constexpr int kSpanCols = kChunks * kChunkCols;
+  constexpr bool kStream = kWalk == Walk::kStream;
+  constexpr bool kNormalizes = kExperts != Experts::kDown;
   const LinearParams& p = params.linear;
-  const PackedMatrix& m = p.matrix;
+  // With experts, the blocks of the last rows of the grid have the shared one (gate, up).
+  const int routed_rows = kExperts == Experts::kGateUp ? p.tokens * params.top_k : 0;
+  const bool is_shared =
+      kExperts == Experts::kGateUp && static_cast<int>(blockIdx.y) >= routed_rows;
+  const PackedMatrix& m = is_shared ? params.shared : p.matrix;
+  if (kExperts == Experts::kGateUp && static_cast<int>(blockIdx.x) * params.row_warps >= m.tiles) {
+    return;
+  }
   const int thread = static_cast<int>(threadIdx.x);
-  const int threads = static_cast<int>(blockDim.x);
   const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int warps = threads / 32;
-  const int column_warps = params.column_warps;
-  const int row_warp = warp / column_warps;
-  const int column_warp = warp - row_warp * column_warps;
-  const int tiles_per_group = params.row_warps * kRowTiles;
-  const int g = lane / 4;
-  const int t = lane % 4;
+  // The same in all lanes, which the compiler cannot know of a quotient.
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  const int column_warps = kStream ? 1 : params.column_warps;
+  const int warps = column_warps * params.row_warps;  // that multiply
+  const int row_warp = kStream ? warp : Quotient(warp, params.column_warps_reciprocal);
+  const int column_warp = kStream ? 0 : warp - row_warp * column_warps;
+  const bool multiplies = warp < warps;
+  const bool prepares = warp < params.preparing_warps;
+  const bool has_norm = kNormalizes && p.norm_weight != nullptr;
+  const int spans = kExperts == Experts::kDown ? params.spans_of_block : params.spans;
 
   const float* input = p.input;
   float* output = p.output;
-  const int tokens = kExperts == Experts::kNone ? p.tokens : 1;
   const float* routing = nullptr;
-  const int total_chunks = kExperts == Experts::kDown ? params.expert_top_k * m.chunks : m.chunks;
+  const float* shared_input = nullptr;
   if constexpr (kExperts == Experts::kGateUp) {
-    const int token = static_cast<int>(blockIdx.y) / params.expert_top_k;
-    const int choice = static_cast<int>(blockIdx.y) - token * params.expert_top_k;
-    routing = params.routing + static_cast<long long>(token) * params.routing_stride +
-              params.expert_top_k + choice;
-    input += static_cast<long long>(token) * p.input_stride;
-    output += static_cast<long long>(token) * p.output_stride + choice * (m.rows / 2);
+    if (is_shared) {
+      const int token = static_cast<int>(blockIdx.y) - routed_rows;
+      input += static_cast<long long>(token) * p.input_stride;
+      output = params.shared_output + static_cast<long long>(token) * params.shared_output_stride;
+    } else {
+      const int token = static_cast<int>(blockIdx.y) / params.top_k;
+      const int choice = static_cast<int>(blockIdx.y) - token * params.top_k;
+      routing = params.routing + static_cast<long long>(token) * params.routing_stride +
+                params.top_k + choice;
+      input += static_cast<long long>(token) * p.input_stride;
+      output += static_cast<long long>(token) * p.output_stride + choice * (m.rows / 2);
+    }
   } else if constexpr (kExperts == Experts::kDown) {
     routing = params.routing + static_cast<long long>(blockIdx.y) * params.routing_stride;
     input += static_cast<long long>(blockIdx.y) * p.input_stride;
     output += static_cast<long long>(blockIdx.y) * p.output_stride;
+    shared_input =
+        params.shared_input + static_cast<long long>(blockIdx.y) * params.shared_input_stride;
   }
+  // Spans of chosen experts come first, those of the shared one last (down).
+  const int routed_spans = params.top_k * params.spans;
 
-  uint4 raw[kDepth][kRowTiles][kLoads];
-  ScalePairs<kWide> scale_pairs[kDepth][kRowTiles];
-  const auto load = [&](int depth, int group, int chunk) {
-    const uint4* data = m.data;
-    const unsigned char* scales = static_cast<const unsigned char*>(m.scales);
-    if constexpr (kExperts != Experts::kNone) {
-      int expert = 0;
-      if constexpr (kExperts == Experts::kGateUp) {
-        expert = static_cast<int>(*routing);
-      } else {
-        const int choice = chunk / m.chunks;
-        expert = static_cast<int>(routing[params.expert_top_k + choice]);
-        chunk -= choice * m.chunks;
-      }
-      data += expert * m.data_stride;
-      scales += expert * m.scales_stride;
-    }
-#pragma unroll
-    for (int rt = 0; rt < kRowTiles; ++rt) {
-      const int tile = group * tiles_per_group + row_warp * kRowTiles + rt;
-      if (tile >= m.tiles) continue;
-      const long long place = static_cast<long long>(tile) * m.chunks + chunk;
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        raw[depth][rt][i] = __ldcs(data + (place * kLoads + i) * 32 + lane);
-      }
-      if constexpr (Weights::kQuantized) scale_pairs[depth][rt].Load(scales, place, g);
-    }
-  };
-  const auto load_group = [&](int group) {
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      const int chunk = column_warp + d * column_warps;
-      if (chunk < total_chunks) load(d, group, chunk);
-    }
-  };
-
-  const int first_group = static_cast<int>(blockIdx.x);
-  if constexpr (kExperts == Experts::kNone) load_group(first_group);
-  PdlWait();
-  PdlTrigger();
-  if constexpr (kExperts != Experts::kNone) load_group(first_group);
-
-  // When a group is finished, this warp has one of its tiles and this lane token t.
-  const bool finishes = warp < tiles_per_group;
-  float2 old = make_float2(0, 0);
-  const auto load_old = [&](int tile) {
-    if constexpr (kEpilogue == LinearEpilogue::kAdd) {
-      if (finishes && t < tokens && tile < m.tiles) {
-        const float* out = output + static_cast<long long>(t) * p.output_stride;
-        const int row = tile * kTileRows + g;
-        if (row < m.rows) old.x = out[row];
-        if (row + 8 < m.rows) old.y = out[row + 8];
-      }
-    }
-  };
-  load_old(first_group * tiles_per_group + warp);
-
-  // Shared memory: activations [2 * tokens][stride] bf16, partial sums
-  // [buffers][warps][kRowTiles][8] [tokens], sums of squares [tokens][kMostWarps].
+  // Shared memory: weights [warps][held_spans], activations, their scales, 16 zeros, partial sums
+  // [warps][16], the norm's factor, a router's scores and the chosen ones.
   extern __shared__ uint4 shared[];
-  const int stride = total_chunks * kChunkCols + kColumnPad;
-  __nv_bfloat16* activations = reinterpret_cast<__nv_bfloat16*>(shared);
-  float2* partial = reinterpret_cast<float2*>(activations + tokens * kSplit * stride);
-  const int partial_size = warps * kRowTiles * 8 * tokens;
-  float* squares = reinterpret_cast<float*>(partial + (kLoop ? 2 : 1) * partial_size);
-  const bool has_norm = p.norm_weight != nullptr;
-#pragma unroll 1
-  for (int token = 0; token < tokens; ++token) {
-    const int row = p.input_rows != nullptr ? p.input_rows[token] : token;
-    const float* x = input + static_cast<long long>(row) * p.input_stride;
-    __nv_bfloat16* high = activations + token * kSplit * stride;
-    float sum = 0;
-#pragma unroll 1
-    for (int col = 4 * thread; col < total_chunks * kChunkCols; col += 4 * threads) {
-      int from = col;
-      float weight = 1;
-      bool inside = col < m.cols;
-      if constexpr (kExperts == Experts::kDown) {
-        const int choice = col / (m.chunks * kChunkCols);
-        from -= choice * m.chunks * kChunkCols;
-        inside = from < m.cols;
-        from += choice * m.cols;
-        weight = routing[choice];
-      }
-      float4 value = make_float4(0, 0, 0, 0);
-      if (inside) value = *reinterpret_cast<const float4*>(x + from);
-      if (has_norm && inside) {
-        const float4 norm = __ldg(reinterpret_cast<const float4*>(p.norm_weight + col));
-        sum += value.x * value.x + value.y * value.y + value.z * value.z + value.w * value.w;
-        value.x *= norm.x, value.y *= norm.y, value.z *= norm.z, value.w *= norm.w;
-      }
-      if constexpr (kExperts == Experts::kDown) {
-        value.x *= weight, value.y *= weight, value.z *= weight, value.w *= weight;
-      }
-      const uint2 rounded = make_uint2(PackBf16(value.x, value.y), PackBf16(value.z, value.w));
-      value.x -= __uint_as_float(rounded.x << 16);
-      value.y -= __uint_as_float(rounded.x & 0xffff0000u);
-      value.z -= __uint_as_float(rounded.y << 16);
-      value.w -= __uint_as_float(rounded.y & 0xffff0000u);
-      *reinterpret_cast<uint2*>(high + col) = rounded;
-      *reinterpret_cast<uint2*>(high + stride + col) =
-          make_uint2(PackBf16(value.x, value.y), PackBf16(value.z, value.w));
+  const int held = kWalk == Walk::kOnce ? params.held_spans : kRingSpans;
+  unsigned char* weights =
+      reinterpret_cast<unsigned char*>(shared) + warp * held * kSpanBytes<F, kWide>;
+  unsigned char* activations =
+      reinterpret_cast<unsigned char*>(shared) + warps * held * kSpanBytes<F, kWide>;
+  const int columns = spans * kSpanCols;
+  const int stride = columns + kColumnPad;
+  unsigned char* zeros =
+      activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride);
+  float* largest = reinterpret_cast<float*>(zeros + 16);
+  float* partial = largest + (IsQuantized(F) ? spans * kChunks : 0);
+  float* factor = partial + (kStream ? 0 : warps * kTileRows);
+
+  // Where the next span to copy lies, and the place in the ring.
+  const int first_tile = static_cast<int>(blockIdx.x) * params.row_warps + row_warp;
+  const int tile_step = static_cast<int>(gridDim.x) * params.row_warps;
+  int copy_tile = multiplies ? first_tile : m.tiles;
+  int copy_span = column_warp;
+  const auto copy_next = [&](int slot) {
+    if (copy_tile >= m.tiles || copy_span >= spans) return;
+    int matrix = 0;
+    int span = copy_span;
+    unsigned char* to = weights + slot * kSpanBytes<F, kWide>;
+    if constexpr (kExperts == Experts::kGateUp) {
+      if (!is_shared) matrix = static_cast<int>(*routing);
     }
-    if (has_norm) {
+    if (kExperts == Experts::kDown && span >= routed_spans) {
+      const PackedMatrix& shared_matrix = params.shared;
+      Span::Copy(shared_matrix, 0, copy_tile * shared_matrix.chunks,
+                 (span - routed_spans) * kChunks, shared_matrix.chunks - 1, lane, to);
+    } else {
+      if constexpr (kExperts == Experts::kDown) {
+        const int choice = Quotient(span, params.spans_reciprocal);
+        span -= choice * params.spans;
+        matrix = static_cast<int>(routing[params.top_k + choice]);
+      }
+      Span::Copy(m, matrix, copy_tile * m.chunks, span * kChunks, m.chunks - 1, lane, to);
+    }
+    copy_span += column_warps;
+    if (kStream && copy_span >= spans) {
+      copy_span = 0;
+      copy_tile += tile_step;
+    }
+  };
+  const auto copy_first = [&] {
+#pragma unroll 1
+    for (int slot = 0; slot < held; ++slot) {
+      copy_next(slot);
+      if (kWalk != Walk::kOnce) CommitCopies();
+    }
+  };
+
+  if (kExperts == Experts::kNone || is_shared) copy_first();
+  // This lane's columns: two here and two kSecond beyond.
+  const int first_col = thread / 16 * kChunkCols + LaneColumns<F>::First(lane);
+  constexpr int kSecond = LaneColumns<F>::kSecond;
+  const auto load_pair = [&](const float* from, int col, float otherwise) {
+    return col < m.cols ? *reinterpret_cast<const float2*>(from + col)
+                        : make_float2(otherwise, otherwise);
+  };
+  float2 norm[2];
+  norm[0] = norm[1] = make_float2(1, 1);
+  const auto load_norm = [&](int col) {
+    if (!has_norm) return;
+    norm[0] = load_pair(p.norm_weight, col, 1);
+    norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
+  };
+  load_norm(first_col);
+  if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
+  // In blocks: the row that this thread finishes, if it does.
+  const int finish_tile = static_cast<int>(blockIdx.x) * params.row_warps + warp;
+  const int row =
+      LogicalRow(kEpilogue == LinearEpilogue::kSiluMul, m.rows, finish_tile, lane % kTileRows);
+  const bool finishes = !kStream && warp < params.row_warps && row < m.rows;
+  const float bias = finishes && p.bias != nullptr ? p.bias[row] : 0.0f;
+
+  if (params.experiment & 1) PdlTrigger();
+  PdlWait();
+  if (!(params.experiment & 1)) PdlTrigger();
+  if (kExperts != Experts::kNone && !is_shared) copy_first();
+  float old = 0;
+  if constexpr (!kStream && kEpilogue == LinearEpilogue::kAdd) {
+    if (finishes) old = output[row];
+  }
+  if (p.input_rows != nullptr) input += static_cast<long long>(*p.input_rows) * p.input_stride;
+  float squares = 0;
+  if (prepares) {
+    const int step = params.preparing_warps * 2 * kChunkCols;
+    const auto load_input = [&](int col, float2& x, float2& y) {
+      if constexpr (kExperts == Experts::kDown) {
+        const int span = col / kSpanCols;
+        const bool of_shared = span >= routed_spans;
+        const int choice = of_shared ? 0 : Quotient(span, params.spans_reciprocal);
+        const int from = col - (of_shared ? routed_spans : choice * params.spans) * kSpanCols;
+        const float* activated = of_shared ? shared_input : input + choice * m.cols;
+        const int width = of_shared ? params.shared.cols : m.cols;
+        const float2 none = make_float2(0, 0);
+        x = from < width ? *reinterpret_cast<const float2*>(activated + from) : none;
+        y = from + kSecond < width ? *reinterpret_cast<const float2*>(activated + from + kSecond)
+                                   : none;
+        const float weight = of_shared ? 1.0f : routing[choice];
+        x.x *= weight, x.y *= weight, y.x *= weight, y.y *= weight;
+      } else {
+        x = load_pair(input, col, 0);
+        y = load_pair(input, col + kSecond, 0);
+      }
+    };
+    float2 x;
+    float2 y;
+    load_input(first_col, x, y);
+#pragma unroll 1
+    for (int col = first_col;;) {
+      float2 next_x;
+      float2 next_y;
+      load_input(col + step, next_x, next_y);
+      if constexpr (kNormalizes) {
+        x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
+      }
+      if constexpr (IsQuantized(F)) {
+        const int chunk = col / kChunkCols;
+        QuantizeActivations<F>(x, y, lane, col < columns,
+                               activations + chunk * kActivationBytesPerChunk, largest + chunk);
+      } else if (col < columns) {
+        __nv_bfloat16* to = reinterpret_cast<__nv_bfloat16*>(activations) + col;
+        SplitActivations(x, to, stride);
+        SplitActivations(y, to + kSecond, stride);
+      }
+      col += step;
+      // The same for all of a warp, whose lanes work together.
+      if (col - first_col + warp * 2 * kChunkCols >= columns) break;
+      load_norm(col);
+      x = next_x;
+      y = next_y;
+    }
+  } else if (has_norm) {
+#pragma unroll 4
+    for (int col = 4 * lane; col < m.cols; col += 128) {
+      const float4 x = *reinterpret_cast<const float4*>(input + col);
+      squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+    }
+  }
+  const auto find_factor = [&] {
+    if (prepares || !has_norm) return;
 #pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-      }
-      if (lane == 0) squares[token * kMostWarps + warp] = sum;
+    for (int offset = 16; offset > 0; offset /= 2) {
+      squares += __shfl_xor_sync(0xffffffffu, squares, offset);
     }
+    if (lane == 0) *factor = rsqrtf(squares * params.inverse_cols + p.norm_eps);
+  };
+  if constexpr (kStream) find_factor();
+  if constexpr (kWalk == Walk::kOnce) {
+    // A warp's copies are seen by all its lanes after the barrier.
+    CommitCopies();
+    WaitForCopies<0>();
   }
   __syncthreads();
 
-  int buffer = 0;
-  for (int group = first_group;;) {
-    float acc[kRowTiles][4] = {};
+  float sums[2] = {0, 0};
+  const auto multiply = [&](int slot, int span) {
+    Span::Multiply(weights + slot * kSpanBytes<F, kWide>, activations, largest, stride, zeros, span,
+                   lane, m.scale_format, sums);
+  };
+  const auto add_quad = [&] {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
+      sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+    }
+  };
+  // Waits for the oldest span of the ring, and asks for another in its place.
+  const auto take = [&](int& slot, int span) {
+    WaitForCopies<kRingSpans - 1>();
+    __syncwarp();
+    multiply(slot, span);
+    __syncwarp();
+    copy_next(slot);
+    CommitCopies();
+    if (++slot == kRingSpans) slot = 0;
+  };
+  int slot = 0;
+  if constexpr (kStream) {
+    if (!multiplies) return;
+    const float scale = has_norm ? *factor : 1.0f;
 #pragma unroll 1
-    for (int base = column_warp; base < total_chunks; base += kDepth * column_warps) {
-#pragma unroll
-      for (int d = 0; d < kDepth; ++d) {
-        const int chunk = base + d * column_warps;
-        if (chunk >= total_chunks) break;
-        unsigned b[4][2] = {};
-        if (g < kSplit * tokens) {
-          const uint4* from =
-              reinterpret_cast<const uint4*>(activations + g * stride + chunk * kChunkCols + 8 * t);
-          const uint4 first = from[0];
-          const uint4 second = from[4];
-          b[0][0] = first.x, b[0][1] = first.y, b[1][0] = first.z, b[1][1] = first.w;
-          b[2][0] = second.x, b[2][1] = second.y, b[3][0] = second.z, b[3][1] = second.w;
-        }
-        float sums[2][4] = {};
-        SumColumns<F, kWide>(b, sums);
-#pragma unroll
-        for (int rt = 0; rt < kRowTiles; ++rt) {
-#pragma unroll
-          for (int part = 0; part < Weights::kParts; ++part) {
-            unsigned a[4][4];
-            Weights::template Expand<false>(raw[d][rt], part, a);
-            MultiplyTile<F, kWide, false>(a, b, sums, scale_pairs[d][rt], m.scale_format, acc[rt]);
-          }
-        }
-        const int next = chunk + kDepth * column_warps;
-        if (next < total_chunks) {
-          load(d, group, next);
-        } else if constexpr (kLoop) {
-          const int next_group = group + static_cast<int>(gridDim.x);
-          if (next_group < params.groups) load(d, next_group, column_warp + d * column_warps);
-        }
+    for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
+#pragma unroll 1
+      for (int span = 0; span < spans; ++span) take(slot, span);
+      add_quad();
+      if (lane % 4 == 0) {
+        StoreRows<kEpilogue>(p, output, tile, lane / 4, 0, sums[0] * scale, sums[1] * scale,
+                             LoadOld(p, output, tile, lane / 4, 0));
+      }
+      sums[0] = sums[1] = 0;
+    }
+    return;
+  }
+
+  if (multiplies) {
+#pragma unroll 1
+    for (int span = column_warp; span < spans; span += column_warps) {
+      if constexpr (kWalk == Walk::kOnce) {
+        multiply(slot++, span);
+      } else {
+        take(slot, span);
       }
     }
-    float2* sums_of_warps = partial + buffer * partial_size;
-    if (t < tokens) {
+    add_quad();
+    if (lane % 4 < 2) {
+      partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = lane % 4 == 0 ? sums[0] : sums[1];
+    }
+  }
+  find_factor();
+  __syncthreads();
+  if (warp < params.row_warps) {
+    // Half a warp adds up every other column warp's sums.
+    float y = 0;
+    const float* from = partial + warp * column_warps * kTileRows + lane % kTileRows;
+    static_assert(kMostWarps == 16);
 #pragma unroll
-      for (int rt = 0; rt < kRowTiles; ++rt) {
-        sums_of_warps[((warp * kRowTiles + rt) * 8 + g) * tokens + t] =
-            make_float2(acc[rt][0] + acc[rt][1], acc[rt][2] + acc[rt][3]);
+    for (int i = 0; i < 8; ++i) {
+      const int w = 2 * i + lane / kTileRows;
+      y += w < column_warps ? from[w * kTileRows] : 0.0f;
+    }
+    y += __shfl_xor_sync(0xffffffffu, y, 16);
+    if (has_norm) y *= *factor;
+    y += bias;
+    if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
+      const float up = __shfl_xor_sync(0xffffffffu, y, 8);
+      if (finishes && lane < 8) output[row] = FastSilu(y) * up;
+    } else if (finishes && lane < kTileRows) {
+      if constexpr (kEpilogue == LinearEpilogue::kRouter) {
+        if (gridDim.x == 1) {
+          // What is not a number ranks last.
+          factor[1 + row] = y == y ? y : -INFINITY;
+        } else {
+          __stcg(p.scores + row, y);
+        }
+      } else {
+        output[row] = fmaf(p.scale, y, old);
       }
     }
-    __syncthreads();
-    const int tile = group * tiles_per_group + warp;
-    if (finishes && tile < m.tiles) {
-      // Lane t takes every fourth warp's sums; then lane t keeps token t's.
-      float2 mine = make_float2(0, 0);
-      float my_factor = 1;
-      const int first_warp = warp / kRowTiles * column_warps;
-#pragma unroll 1
-      for (int token = 0; token < tokens; ++token) {
-        float2 y = make_float2(0, 0);
-#pragma unroll 1
-        for (int w = first_warp + t; w < first_warp + column_warps; w += 4) {
-          const float2 part =
-              sums_of_warps[((w * kRowTiles + warp % kRowTiles) * 8 + g) * tokens + token];
-          y.x += part.x;
-          y.y += part.y;
-        }
-        float squared = has_norm && lane < warps ? squares[token * kMostWarps + lane] : 0.0f;
-#pragma unroll
-        for (int offset = 1; offset < 16; offset *= 2) {
-          if (offset < 4) {
-            y.x += __shfl_xor_sync(0xffffffffu, y.x, offset);
-            y.y += __shfl_xor_sync(0xffffffffu, y.y, offset);
-          }
-          squared += __shfl_xor_sync(0xffffffffu, squared, offset);
-        }
-        squared = __shfl_sync(0xffffffffu, squared, 0);
-        if (t == token) {
-          mine = y;
-          if (has_norm) my_factor = rsqrtf(squared * params.inverse_cols + p.norm_eps);
-        }
-      }
-      if (t < tokens) {
-        if (kLoop && group != first_group) load_old(tile);
-        StoreRows<kEpilogue>(p, output, tile, g, t, mine.x * my_factor, mine.y * my_factor, old);
-      }
-    }
-    if constexpr (!kLoop) break;
-    group += static_cast<int>(gridDim.x);
-    if (group >= params.groups) break;
-    buffer ^= 1;
   }
   if constexpr (kEpilogue == LinearEpilogue::kRouter) {
-    RouteWhenLast(p, output, 0, tokens, p.arrivals);
+    if (gridDim.x > 1) return RouteWhenLast(p, output, 0, 1, p.arrivals);
+    __syncthreads();
+    ChooseExpertsInBlock(factor + 1, factor + 1 + m.rows, m.rows, p.top_k, output);
   }
 }
 
-struct Geometry {
-  int column_warps;
-  int row_warps;
-  int row_tiles;
-  int groups;
-  unsigned grid;
-};
-
-// `tiles_in_all` counts the tiles of all choices of experts.
-Geometry ChooseGeometry(const PackedMatrix& m, int tiles_in_all, int total_chunks,
-                        const LinearShape& shape, bool one_tile, bool loops) {
-  Geometry geometry;
-  const int most_warps = loops ? kMostLoopWarps : kMostWarps;
-  // Every warp has the same number of chunks, or one fewer.
-  const int least = loops ? kLoopDepth : 1;
-  const int per_warp = std::max(least, (total_chunks + most_warps - 1) / most_warps);
-  geometry.column_warps = (total_chunks + per_warp - 1) / per_warp;
-  // A block finishes as many tiles at a time as it has warps, at most.
-  const bool two = !one_tile && geometry.column_warps >= 2 && tiles_in_all > shape.multiprocessors;
-  geometry.row_tiles = two ? 2 : 1;
-  const int row_groups = (m.tiles + geometry.row_tiles - 1) / geometry.row_tiles;
-  geometry.row_warps = 1;
-  while (geometry.column_warps * (geometry.row_warps + 1) <= kMostLoopWarps &&
-         row_groups > shape.multiprocessors * geometry.row_warps) {
-    ++geometry.row_warps;
-  }
-  geometry.groups = (row_groups + geometry.row_warps - 1) / geometry.row_warps;
-  // Two blocks fit on a multiprocessor; each gets the same number of groups, or one fewer.
-  const int most = 2 * shape.multiprocessors;
-  const int rounds = loops ? (geometry.groups + most - 1) / most : 1;
-  geometry.grid = static_cast<unsigned>((geometry.groups + rounds - 1) / rounds);
-  return geometry;
-}
+int Reciprocal(int n) { return (65536 + n - 1) / n; }
 
 struct Launcher {
-  KernelParams params;
-  Geometry geometry;
+  MatvecParams params;
   unsigned grid_y;
-  int total_chunks;
-  bool loops;
+  int multiprocessors;
   cudaStream_t stream;
 
-  template <WeightFormat F, bool kWide, int kRowTiles, Experts kExperts, LinearEpilogue kEpilogue>
-  void Run() const {
-    constexpr int kLoads = LoadsOf(F) * kRowTiles;
-    if constexpr (CanLoop(kExperts, kEpilogue)) {
-      if (loops) {
-        return RunWithDepth < F, kWide, kRowTiles, kLoads <= 4 ? kLoopDepth : 1, kExperts,
-               kEpilogue, true > ();
+  template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue>
+  void Run() {
+    constexpr int kChunks = kSpanChunks<F, kWide>;
+    const PackedMatrix& m = params.linear.matrix;
+    params.spans = (m.chunks + kChunks - 1) / kChunks;
+    params.spans_reciprocal = Reciprocal(params.spans);
+    int spans = params.spans * (kExperts == Experts::kDown ? params.top_k : 1);
+    int tiles = m.tiles;
+    if (kExperts == Experts::kDown) spans += (params.shared.chunks + kChunks - 1) / kChunks;
+    if (kExperts == Experts::kGateUp) tiles = std::max(tiles, params.shared.tiles);
+    params.spans_of_block = spans;
+    // Few spans per warp, as long as all blocks are on the device at once.
+    const int tiles_per_multiprocessor =
+        (m.tiles * static_cast<int>(grid_y) + multiprocessors - 1) / multiprocessors;
+    const int spans_per_warp =
+        std::max((spans + kMostWarps - 1) / kMostWarps,
+                 std::min(2, (spans * tiles_per_multiprocessor + kMostWarps - 1) / kMostWarps));
+    params.column_warps = (spans + spans_per_warp - 1) / spans_per_warp;
+    params.column_warps_reciprocal = Reciprocal(params.column_warps);
+    params.row_warps =
+        std::max(1, std::min(kMostWarps / params.column_warps, tiles_per_multiprocessor));
+    params.held_spans = spans_per_warp;
+    // One block chooses experts without waiting for others.
+    if (kEpilogue == LinearEpilogue::kRouter && m.tiles <= kMostRouterTiles) {
+      params.row_warps = m.tiles;
+      params.column_warps = std::min(spans, kMostWarps / m.tiles);
+      params.column_warps_reciprocal = Reciprocal(params.column_warps);
+      params.held_spans = (spans + params.column_warps - 1) / params.column_warps;
+    }
+    const int blocks = (tiles + params.row_warps - 1) / params.row_warps;
+    // What large models have more tiles of than fit on the device at once.
+    if constexpr (kExperts == Experts::kNone && kEpilogue != LinearEpilogue::kRouter) {
+      if (blocks > 2 * multiprocessors) {
+        params.column_warps = 1;
+        params.row_warps = kStreamWarps;
+        // Every warp has the same number of tiles, or one fewer.
+        const int most = multiprocessors * kStreamBlocksPerMultiprocessor * kStreamWarps;
+        const int rounds = (m.tiles + most - 1) / most;
+        const int warps = (m.tiles + rounds - 1) / rounds;
+        return Start<F, kWide, kExperts, kEpilogue, Walk::kStream>((warps + kStreamWarps - 1) /
+                                                                   kStreamWarps);
       }
     }
-    if constexpr (kLoads <= 2) {
-      // Long sums want more loads in flight, short ones fewer registers and less code.
-      const int per_warp = (total_chunks + geometry.column_warps - 1) / geometry.column_warps;
-      if (per_warp > 2 / kLoads) {
-        RunWithDepth<F, kWide, kRowTiles, 4 / kLoads, kExperts, kEpilogue, false>();
-      } else {
-        RunWithDepth<F, kWide, kRowTiles, 2 / kLoads, kExperts, kEpilogue, false>();
-      }
-    } else {
-      RunWithDepth<F, kWide, kRowTiles, 1, kExperts, kEpilogue, false>();
+    const int warps = params.column_warps * params.row_warps;
+    if (warps * params.held_spans * kSpanBytes<F, kWide> <= kMostWeightBytes) {
+      return Start<F, kWide, kExperts, kEpilogue, Walk::kOnce>(blocks);
     }
+    Start<F, kWide, kExperts, kEpilogue, Walk::kLoop>(blocks);
   }
 
-  template <WeightFormat F, bool kWide, int kRowTiles, int kDepth, Experts kExperts,
-            LinearEpilogue kEpilogue, bool kLoop>
-  void RunWithDepth() const {
-    const auto kernel = MatvecKernel<F, kWide, kRowTiles, kDepth, kExperts, kEpilogue, kLoop>;
-    const int tokens = kExperts == Experts::kNone ? params.linear.tokens : 1;
-    const int warps = geometry.column_warps * geometry.row_warps;
-    const size_t shared =
-        static_cast<size_t>(tokens * kSplit) *
-            static_cast<size_t>(total_chunks * kChunkCols + kColumnPad) * 2 +
-        static_cast<size_t>((kLoop ? 2 : 1) * warps * kRowTiles * 8 * tokens) * sizeof(float2) +
-        static_cast<size_t>(tokens * kMostWarps) * sizeof(float);
+  template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
+  void Start(int blocks) {
+    const auto kernel = MatvecKernel<F, kWide, kExperts, kEpilogue, kWalk>;
+    const int warps = params.column_warps * params.row_warps;
+    const int held = kWalk == Walk::kOnce ? params.held_spans : kRingSpans;
+    const int chunks = params.spans_of_block * kSpanChunks<F, kWide>;
+    const int activation_bytes = IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
+                                                : 4 * (chunks * kChunkCols + kColumnPad);
+    const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
+    const auto shared = static_cast<size_t>(warps * held * kSpanBytes<F, kWide> + activation_bytes +
+                                            16 + partial_bytes + 4);
     if (shared > 48 * 1024) {
       Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared)),
             "setting the matrix-vector kernel's shared memory");
     }
-    Launch("the matrix-vector kernel", kernel, dim3(geometry.grid, grid_y),
-           dim3(static_cast<unsigned>(warps * 32)), shared, stream, params);
-  }
-
-  // Projections of which large models have more groups than blocks.
-  static constexpr bool CanLoop(Experts experts, LinearEpilogue epilogue) {
-    return experts == Experts::kNone &&
-           (epilogue == LinearEpilogue::kStore || epilogue == LinearEpilogue::kSiluMul);
+    params.preparing_warps = std::max(
+        warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
+    const int helper = params.linear.norm_weight != nullptr ? 1 : 0;
+    Launch("the matrix-vector kernel", kernel, dim3(static_cast<unsigned>(blocks), grid_y),
+           dim3(static_cast<unsigned>((params.preparing_warps + helper) * 32)), shared, stream,
+           params);
   }
 };
 
@@ -374,61 +495,53 @@ template <Experts kExperts, LinearEpilogue kEpilogue>
 void Dispatch(const LinearParams& linear, const ExpertParams* experts, const LinearShape& shape,
               cudaStream_t stream) {
   const PackedMatrix& m = linear.matrix;
-  Launcher launcher = {{linear, nullptr, 0, 1, 1, 1, 1, 1.0f / static_cast<float>(m.cols)},
-                       {},
-                       1,
-                       m.chunks,
-                       false,
-                       stream};
-  KernelParams& params = launcher.params;
+  Launcher launcher = {};
+  launcher.params.linear = linear;
+  static const int experiment = getenv("EXP") ? atoi(getenv("EXP")) : 0;
+  launcher.params.experiment = experiment;
+  launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
+  launcher.grid_y = 1;
+  launcher.multiprocessors = shape.multiprocessors;
+  launcher.stream = stream;
   if (experts != nullptr) {
-    params.routing = experts->routing;
-    params.routing_stride = experts->routing_stride;
-    params.expert_top_k = experts->top_k;
+    launcher.params.routing = experts->routing;
+    launcher.params.routing_stride = experts->routing_stride;
+    launcher.params.top_k = experts->top_k;
+    launcher.params.shared = experts->shared;
+    launcher.params.shared_input = experts->shared_input;
+    launcher.params.shared_input_stride = experts->shared_input_stride;
+    launcher.params.shared_output = experts->shared_output;
+    launcher.params.shared_output_stride = experts->shared_output_stride;
     launcher.grid_y = static_cast<unsigned>(linear.tokens);
-    if (kExperts == Experts::kGateUp) launcher.grid_y *= static_cast<unsigned>(experts->top_k);
-    if (kExperts == Experts::kDown) launcher.total_chunks *= experts->top_k;
-  }
-  const bool one_tile = m.format == WeightFormat::kF16 || m.format == WeightFormat::kF32 ||
-                        m.scale_format == ScaleFormat::kWide ||
-                        kEpilogue == LinearEpilogue::kRouter;
-  const int tiles_in_all = m.tiles * static_cast<int>(launcher.grid_y);
-  launcher.geometry =
-      ChooseGeometry(m, tiles_in_all, launcher.total_chunks, shape, one_tile, false);
-  if (Launcher::CanLoop(kExperts, kEpilogue) && launcher.geometry.groups > shape.multiprocessors) {
-    launcher.loops = true;
-    launcher.geometry =
-        ChooseGeometry(m, tiles_in_all, launcher.total_chunks, shape, one_tile, true);
-  }
-  params.column_warps = launcher.geometry.column_warps;
-  params.row_warps = launcher.geometry.row_warps;
-  params.groups = launcher.geometry.groups;
-  const auto with_rows = [&]<WeightFormat kFormat>() {
-    if constexpr (kEpilogue != LinearEpilogue::kRouter) {
-      if (launcher.geometry.row_tiles == 2) {
-        return launcher.Run<kFormat, false, 2, kExperts, kEpilogue>();
-      }
+    if (kExperts == Experts::kGateUp) {
+      launcher.grid_y *= static_cast<unsigned>(experts->top_k + (experts->shared.rows > 0 ? 1 : 0));
     }
-    launcher.Run<kFormat, false, 1, kExperts, kEpilogue>();
-  };
+  }
   const bool wide = m.scale_format == ScaleFormat::kWide;
   switch (m.format) {
     case WeightFormat::kQ4:
-      return wide ? launcher.Run<WeightFormat::kQ4, true, 1, kExperts, kEpilogue>()
-                  : with_rows.template operator()<WeightFormat::kQ4>();
+      return wide ? launcher.Run<WeightFormat::kQ4, true, kExperts, kEpilogue>()
+                  : launcher.Run<WeightFormat::kQ4, false, kExperts, kEpilogue>();
     case WeightFormat::kQ8:
-      return wide ? launcher.Run<WeightFormat::kQ8, true, 1, kExperts, kEpilogue>()
-                  : with_rows.template operator()<WeightFormat::kQ8>();
+      return wide ? launcher.Run<WeightFormat::kQ8, true, kExperts, kEpilogue>()
+                  : launcher.Run<WeightFormat::kQ8, false, kExperts, kEpilogue>();
     case WeightFormat::kBf16:
-      return with_rows.template operator()<WeightFormat::kBf16>();
+      return launcher.Run<WeightFormat::kBf16, false, kExperts, kEpilogue>();
     case WeightFormat::kF16:
-      return launcher.Run<WeightFormat::kF16, false, 1, kExperts, kEpilogue>();
+      return launcher.Run<WeightFormat::kF16, false, kExperts, kEpilogue>();
     case WeightFormat::kF32:
-      return launcher.Run<WeightFormat::kF32, false, 1, kExperts, kEpilogue>();
+      return launcher.Run<WeightFormat::kF32, false, kExperts, kEpilogue>();
   }
 }
 
 }  // namespace
+
+bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared) {
+  return experts.format == shared.format && experts.scale_format == shared.scale_format &&
+         experts.interleaved == shared.interleaved && experts.cols % 4 == 0 &&
+         shared.cols % 4 == 0 &&
+         (experts.interleaved ? experts.cols == shared.cols : experts.rows == shared.rows);
+}
 
 void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Experts kind,
                   const LinearShape& shape, cudaStream_t stream) {

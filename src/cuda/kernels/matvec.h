@@ -1,4 +1,4 @@
-// The matrix kernel for a few tokens: decoding.
+// The matrix kernel for one token: decoding.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@ namespace adder::cuda {
 enum class Experts;
 
 // Most tokens that one launch takes, experts aside (each of whose blocks has one token).
-inline constexpr int kMostMatvecTokens = 4;
+inline constexpr int kMostMatvecTokens = 1;
 
 // As LaunchLinear, LaunchExpertGateUp and LaunchExpertDown; `experts` is null for the first. The
 // matrix must have a multiple of four columns, and the input's rows begin on 16-byte boundaries.

@@ -1,4 +1,6 @@
 // One block per row and group: sum of squares over warps and shared memory, then the scaled row.
+// The first kHeld elements of each thread, and their weights, stay in registers; the weights are
+// loaded before PdlWait.
 #include <cuda_bf16.h>
 
 #include "cuda/kernels/launch.cuh"
@@ -8,20 +10,36 @@ namespace adder::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kHeld = 4;
 
-__global__ void RmsNormKernel(const __grid_constant__ RmsNormParams p) {
+__global__ void __launch_bounds__(kThreads) RmsNormKernel(const __grid_constant__ RmsNormParams p) {
   __shared__ float sums[kThreads / 32];
-  PdlWait();
-  PdlTrigger();
+  const int thread = static_cast<int>(threadIdx.x);
   const int row = static_cast<int>(blockIdx.x);
   const int size = p.width / p.groups;
   const int begin = static_cast<int>(blockIdx.y) * size;
+  const float* weight = p.weight + begin;
+  float weights[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int at = thread + i * kThreads;
+    weights[i] = at < size ? weight[at] : 0.0f;
+  }
+  PdlWait();
+  PdlTrigger();
   const int from = p.input_rows == nullptr ? row : p.input_rows[row];
   const float* x = p.input + static_cast<long long>(from) * p.stride + begin;
+  float held[kHeld];
   float sum = 0;
-  for (int i = threadIdx.x; i < size; i += kThreads) sum = fmaf(x[i], x[i], sum);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int at = thread + i * kThreads;
+    held[i] = at < size ? x[at] : 0.0f;
+    sum = fmaf(held[i], held[i], sum);
+  }
+  for (int i = thread + kHeld * kThreads; i < size; i += kThreads) sum = fmaf(x[i], x[i], sum);
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  if (thread % 32 == 0) sums[thread / 32] = sum;
   __syncthreads();
   sum = 0;
   for (float part : sums) sum += part;
@@ -31,10 +49,17 @@ __global__ void RmsNormKernel(const __grid_constant__ RmsNormParams p) {
       p.rounded_output == nullptr
           ? nullptr
           : p.rounded_output + static_cast<long long>(row) * p.rounded_stride + begin;
-  for (int i = threadIdx.x; i < size; i += kThreads) {
-    const float y = x[i] * factor * p.weight[begin + i];
-    out[i] = y;
-    if (rounded != nullptr) rounded[i] = __bfloat16_as_ushort(__float2bfloat16_rn(y));
+  const auto store = [&](int at, float y) {
+    out[at] = y;
+    if (rounded != nullptr) rounded[at] = __bfloat16_as_ushort(__float2bfloat16_rn(y));
+  };
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int at = thread + i * kThreads;
+    if (at < size) store(at, held[i] * factor * weights[i]);
+  }
+  for (int i = thread + kHeld * kThreads; i < size; i += kThreads) {
+    store(i, x[i] * factor * weight[i]);
   }
 }
 

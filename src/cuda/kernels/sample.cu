@@ -1,15 +1,20 @@
-// Sampling: penalty and maximum by many blocks per row, the choice by the last of them to finish.
+// Sampling by a cluster of blocks per row.
 //
-// A block owns one row and a slice of the vocabulary in the first part; the last block to arrive
-// owns the whole row. Greedy rows are done then. Others: with a top_k the candidates are selected
-// by four passes over eight bits of their order, ranked in shared memory and drawn in that order,
-// as the host's sampler does; otherwise a threshold is selected by the same passes over
-// probability, and the draw runs over what is above it in order of id. Sums that decide are
-// integers (2^-40 of the largest probability), so a choice is a function of logits and seed.
+// A block owns a slice of the row. It applies the penalty to it, and each of its warps pushes the
+// slice's largest logit into the first block's shared memory. Greedy rows are done then.
+//
+// Others: as many logits as there are warps whose largest is no lower rank no lower than the n-th
+// of the warps' largest, so what reaches that is a short list that holds the n best. It is pushed
+// into the first block's shared memory, ranked there and drawn from in that order, as the host's
+// sampler does. Where that is not enough (a large top_k, a flat distribution), a threshold is
+// selected by passes over bits of the logits' order, from histograms of the slices that every block
+// adds up for itself; with a top_k the list is what reaches it, otherwise the draw runs over all of
+// it where it lies. Sums that decide are integers (2^-28 of the largest probability for the
+// threshold, 2^-40 for the draw) or taken in one order, so a choice is a function of logits and
+// seed.
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
+#include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/sample.h"
 
@@ -18,8 +23,17 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBins = 256;
-using Weight = unsigned long long;  // of 2^40
+constexpr int kCluster = 8;  // blocks of a row
+constexpr unsigned kAll = 0xffffffffu;
+// Histograms: bits of the order in one pass, and a bin's sum as two words of a number to base 2^14,
+// so that a slice of 2^18 logits cannot overflow them.
+constexpr int kBinBits = 9;
+constexpr int kBins = 1 << kBinBits;
+constexpr int kLimbBits = 14;
+static_assert(kBins == kThreads, "a thread adds up one bin");
+// Of the warps' largest logits, the one that bounds the short list where there is no top_k.
+constexpr int kUsualList = 96;
+using Weight = unsigned long long;
 
 // Order of floats as unsigned numbers.
 __device__ __forceinline__ unsigned OrderOf(float x) {
@@ -39,86 +53,163 @@ __device__ __forceinline__ int IdOf(unsigned long long key) {
 }
 
 struct Shared {
-  unsigned counts[kBins];
-  Weight weights[kBins];
-  unsigned long long ranked[kMaxRankedTopK];
-  Weight sums[kWarps];
-  unsigned prefix;
-  unsigned taken;  // candidates above the bin that was chosen
-  Weight passed;   // their weight
-  int chosen;
-  unsigned gathered;
-  bool last;
+  uint2 bins[kBins];
+  unsigned long long ranked[kMaxRankedTopK];   // RankKey; in the first block
+  unsigned long long best[kCluster * kWarps];  // RankKey of warps' largest
+  unsigned long long chosen;                   // in the first block
+  unsigned long long gathered;                 // of `ranked`; in the first block
+  unsigned long long bound;                    // RankKey
+  Weight warp_sums[kWarps];
+  Weight block_sum;
+  unsigned bin;
+  Weight above;  // of what ranks before the bin that was chosen
+  Weight of_bin;
 };
 
-__device__ Weight BlockSum(Weight value, Shared& shared) {
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared.sums[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = 0;
-  for (int w = 0; w < kWarps; ++w) value += shared.sums[w];
-  return value;
-}
-
-// One row in the hands of one block.
+// A row in the hands of a cluster; this block's slice.
 struct Row {
-  const float* logits;
+  float* logits;
+  int begin;  // of the slice, in float4s
+  int end;
   int vocab;
   float largest;
-  float temperature;
+  float inverse_temperature;
   float least;  // smallest weight kept, relative to the largest
 
-  __device__ float WeightOf(float logit) const { return expf((logit - largest) / temperature); }
+  __device__ float WeightOf(float logit) const {
+    return expf((logit - largest) * inverse_temperature);
+  }
   // 0 for what min-p takes away.
   __device__ Weight KeptWeight(float logit) const {
     const float weight = WeightOf(logit);
     return weight < least ? 0 : static_cast<Weight>(weight * 0x1p40f);
   }
+  // visit(id, logit) for the four logits of a float4.
+  template <class Visit>
+  __device__ void VisitFour(int i, float4 four, Visit visit) const {
+    const float each[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (4 * i + j < vocab) visit(4 * i + j, each[j]);
+    }
+  }
+  // visit(id, logit) for the slice, spread over the block's threads.
+  template <class Visit>
+  __device__ void ForEach(Visit visit) const {
+    constexpr int kUnroll = 4;
+    for (int base = begin + static_cast<int>(threadIdx.x); base < end; base += kUnroll * kThreads) {
+      float4 fours[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int i = min(base + u * kThreads, end - 1);
+        fours[u] = reinterpret_cast<const float4*>(logits)[i];
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (base + u * kThreads < end) VisitFour(base + u * kThreads, fours[u], visit);
+      }
+    }
+  }
+  // The same, but each thread visits a contiguous part, in order of ids and threads.
+  template <class Visit>
+  __device__ void ForEachInOrder(Visit visit) const {
+    const int part = (end - begin + kThreads - 1) / kThreads;
+    const int first = begin + static_cast<int>(threadIdx.x) * part;
+#pragma unroll 2
+    for (int i = first; i < min(end, first + part); ++i) {
+      VisitFour(i, reinterpret_cast<const float4*>(logits)[i], visit);
+    }
+  }
 };
 
-// The order (see OrderOf) of the last candidate kept: the `count`-th, or the one with which the
-// weight of all candidates reaches `enough`, whichever comes first. shared.taken and shared.passed
-// say what lies above.
-__device__ unsigned SelectThreshold(const Row& row, unsigned count, Weight enough, Shared& shared) {
-  if (threadIdx.x == 0) {
-    shared.prefix = 0;
-    shared.taken = 0;
-    shared.passed = 0;
+// The sum of `mine` over all threads before this one, in order of threads.
+struct Prefix {
+  Weight before;
+  Weight all;
+};
+__device__ Prefix BlockPrefix(Weight mine, Shared& shared) {
+  const unsigned lane = threadIdx.x % 32;
+  Weight inclusive = mine;
+  for (unsigned offset = 1; offset < 32; offset *= 2) {
+    const Weight other = __shfl_up_sync(kAll, inclusive, offset);
+    if (lane >= offset) inclusive += other;
   }
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
-      shared.counts[bin] = 0;
-      shared.weights[bin] = 0;
-    }
+  __syncthreads();
+  if (lane == 31) shared.warp_sums[threadIdx.x / 32] = inclusive;
+  __syncthreads();
+  Prefix prefix = {inclusive - mine, 0};
+  for (unsigned w = 0; w < kWarps; ++w) {
+    const Weight sum = shared.warp_sums[w];
+    if (w < threadIdx.x / 32) prefix.before += sum;
+    prefix.all += sum;
+  }
+  return prefix;
+}
+// The same over all blocks; no block may end before the cluster's next barrier.
+__device__ Prefix ClusterPrefix(Weight mine, Shared& shared) {
+  const Prefix of_block = BlockPrefix(mine, shared);
+  if (threadIdx.x == 0) shared.block_sum = of_block.all;
+  ClusterArrive();
+  ClusterWait();
+  Prefix prefix = {of_block.before, 0};
+  for (unsigned rank = 0; rank < gridDim.x; ++rank) {
+    const Weight sum = LoadFrom(&shared.block_sum, rank);
+    if (rank < blockIdx.x) prefix.before += sum;
+    prefix.all += sum;
+  }
+  return prefix;
+}
+
+struct Threshold {
+  unsigned order = 0;  // of the last candidate kept
+  Weight above = 0;    // amount of those that rank before it
+  Weight equal = 0;    // amount of those of the same order
+};
+// The candidate with which the amount of all that rank no lower reaches `enough`; the last one when
+// nothing does. amount(logit) is below 2^(2 kLimbBits).
+template <class Amount>
+__device__ Threshold SelectThreshold(const Row& row, Weight enough, Amount amount, Shared& shared) {
+  Threshold threshold;
+#pragma unroll 1
+  for (int bits_left = 32; bits_left > 0;) {
+    const int shift = max(0, bits_left - kBinBits);
+    shared.bins[threadIdx.x] = make_uint2(0, 0);
     __syncthreads();
-    const unsigned prefix = shared.prefix;
-    for (int i = threadIdx.x; i < row.vocab; i += kThreads) {
-      const float logit = row.logits[i];
+    row.ForEach([&](int, float logit) {
       const unsigned order = OrderOf(logit);
-      if (shift < 24 && order >> (shift + 8) != prefix) continue;
-      const unsigned bin = order >> shift & 255u;
-      atomicAdd(&shared.counts[bin], 1u);
-      atomicAdd(&shared.weights[bin], static_cast<Weight>(row.WeightOf(logit) * 0x1p40f));
+      // Shifts by 32 are not defined.
+      if (bits_left < 32 && order >> bits_left != threshold.order) return;
+      const unsigned value = amount(logit);
+      const unsigned bin = order >> shift & (kBins - 1);
+      const unsigned low = value & ((1u << kLimbBits) - 1);
+      if (low != 0) atomicAdd(&shared.bins[bin].x, low);
+      if (low != value) atomicAdd(&shared.bins[bin].y, value >> kLimbBits);
+    });
+    ClusterArrive();
+    ClusterWait();
+    // A bin of all blocks; the highest belongs to the first thread.
+    const int bin = kBins - 1 - static_cast<int>(threadIdx.x);
+    Weight sum = 0;
+    for (unsigned rank = 0; rank < gridDim.x; ++rank) {
+      const unsigned long long limbs =
+          LoadFrom(reinterpret_cast<const unsigned long long*>(&shared.bins[bin]), rank);
+      sum += (limbs & kAll) + (limbs >> 32 << kLimbBits);
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      int bin = kBins - 1;
-      for (; bin > 0; --bin) {
-        if (shared.taken + shared.counts[bin] >= count ||
-            shared.passed + shared.weights[bin] >= enough) {
-          break;
-        }
-        shared.taken += shared.counts[bin];
-        shared.passed += shared.weights[bin];
-      }
-      shared.prefix = prefix << 8 | static_cast<unsigned>(bin);
+    const Weight above = threshold.above + BlockPrefix(sum, shared).before;
+    if (above < enough && (above + sum >= enough || bin == 0)) {
+      shared.bin = static_cast<unsigned>(bin);
+      shared.above = above;
+      shared.of_bin = sum;
     }
-    __syncthreads();
+    // Also: nobody clears a histogram that others read.
+    ClusterArrive();
+    ClusterWait();
+    threshold.order = threshold.order << (bits_left - shift) | shared.bin;
+    threshold.above = shared.above;
+    threshold.equal = shared.of_bin;
+    bits_left = shift;
   }
-  return shared.prefix;
+  return threshold;
 }
 
 // SplitMix64's output number `index` of a seed, as engine/sampler.h has it, in [0, 1).
@@ -130,42 +221,69 @@ __device__ double Uniform(unsigned long long seed, unsigned long long index) {
   return static_cast<double>(z >> 11) * 0x1p-53;
 }
 
-// Draws from the top_k candidates in order of rank.
-__device__ int DrawRanked(const Row& row, const SamplingRow& sampling, double uniform,
-                          Shared& shared) {
-  const unsigned count = static_cast<unsigned>(min(sampling.top_k, row.vocab));
-  const unsigned threshold = SelectThreshold(row, count, ~Weight{0}, shared);
-  for (int i = threadIdx.x; i < kMaxRankedTopK; i += kThreads) shared.ranked[i] = 0;
-  if (threadIdx.x == 0) shared.gathered = 0;
-  __syncthreads();
-  for (int i = threadIdx.x; i < row.vocab; i += kThreads) {
-    const float logit = row.logits[i];
-    if (OrderOf(logit) > threshold) {
-      shared.ranked[atomicAdd(&shared.gathered, 1u)] = RankKey(logit, i);
+// One warp draws from the first `count` of shared.ranked. `all` is the weight of all candidates,
+// and negative if these are all. Returns -1 if others may have to be drawn too.
+__device__ int DrawInOrder(const Row& row, const SamplingRow& sampling, int count, double all,
+                           double uniform, const Shared& shared) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const int part = (count + 31) / 32;
+  const int begin = min(count, lane * part);
+  const int end = min(count, begin + part);
+  const auto weight = [&](int rank) { return row.WeightOf(LogitOf(shared.ranked[rank])); };
+  // The sum of `mine` over the lanes up to this one; all of it in the last.
+  const auto inclusive = [&](double mine) {
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const double other = __shfl_up_sync(kAll, mine, offset);
+      if (lane >= offset) mine += other;
     }
+    return mine;
+  };
+  double mine = 0;
+  for (int rank = begin; rank < end; ++rank) mine += weight(rank);
+  double sum = inclusive(mine);
+  // As the host's sampler: top-p is a share of all the probability, before min-p takes tokens.
+  const double of_these = __shfl_sync(kAll, sum, 31);
+  const double enough = sampling.top_p < 1 ? sampling.top_p * (all < 0 ? of_these : all) : INFINITY;
+  if (all >= 0 && of_these < enough && weight(count - 1) >= sampling.min_p) return -1;
+  sum -= mine;
+  mine = 0;
+  int kept = 0;
+  for (int rank = begin; rank < end; ++rank) {
+    const float of_rank = weight(rank);
+    if (sum + mine >= enough || of_rank == 0 || of_rank < sampling.min_p) break;
+    mine += of_rank;
+    ++kept;
   }
-  __syncthreads();
-  // Of those equal to the threshold the lowest ids, found in order by one warp.
-  if (threadIdx.x < 32) {
-    unsigned have = shared.gathered;
-    for (int base = 0; base < row.vocab && have < count; base += 32) {
-      const int i = base + static_cast<int>(threadIdx.x);
-      const float logit = i < row.vocab ? row.logits[i] : 0.0f;
-      const bool equal = i < row.vocab && OrderOf(logit) == threshold;
-      const unsigned mask = __ballot_sync(0xffffffffu, equal);
-      const unsigned before = __popc(mask & ((1u << threadIdx.x) - 1));
-      if (equal && have + before < count) shared.ranked[have + before] = RankKey(logit, i);
-      have = min(count, have + static_cast<unsigned>(__popc(mask)));
-    }
+  sum = inclusive(mine);
+  const double limit = uniform * __shfl_sync(kAll, sum, 31);
+  sum -= mine;
+  int chosen = -1;
+  for (int rank = begin; rank < begin + kept && sum <= limit; ++rank) {
+    sum += weight(rank);
+    chosen = rank;
+  }
+  // The first lane whose sum passes the limit, or else the last that has any.
+  const unsigned passing = __ballot_sync(kAll, chosen >= 0 && sum > limit);
+  const unsigned having = __ballot_sync(kAll, kept > 0);
+  const int from = passing != 0 ? __ffs(passing) - 1 : 31 - __clz(having);
+  return IdOf(shared.ranked[__shfl_sync(kAll, chosen, from)]);
+}
+
+// Ranks shared.ranked[0, count), the first block's. count <= kMaxRankedTopK.
+__device__ void Rank(int count, Shared& shared) {
+  int size = 2;
+  while (size < count) size *= 2;
+  for (int i = count + static_cast<int>(threadIdx.x); i < size; i += kThreads) {
+    shared.ranked[i] = 0;
   }
   __syncthreads();
   // Bitonic sort, the largest first.
-  for (int size = 2; size <= kMaxRankedTopK; size *= 2) {
-    for (int step = size / 2; step > 0; step /= 2) {
-      for (int i = threadIdx.x; i < kMaxRankedTopK; i += kThreads) {
+  for (int run = 2; run <= size; run *= 2) {
+    for (int step = run / 2; step > 0; step /= 2) {
+      for (int i = threadIdx.x; i < size; i += kThreads) {
         const int other = i ^ step;
         if (other <= i) continue;
-        const bool falling = (i & size) == 0;
+        const bool falling = (i & run) == 0;
         const unsigned long long a = shared.ranked[i];
         const unsigned long long b = shared.ranked[other];
         if ((a < b) == falling) {
@@ -176,194 +294,261 @@ __device__ int DrawRanked(const Row& row, const SamplingRow& sampling, double un
       __syncthreads();
     }
   }
-  if (threadIdx.x == 0) {
-    // As the host's sampler: top-p is a share of all the probability, before min-p takes tokens.
-    double all = 0;
-    for (unsigned i = 0; i < count; ++i) all += row.WeightOf(LogitOf(shared.ranked[i]));
-    const double enough = sampling.top_p < 1 ? sampling.top_p * all : INFINITY;
-    double kept = 0;
-    unsigned kept_count = 0;
-    while (kept_count < count && kept < enough) {
-      const float weight = row.WeightOf(LogitOf(shared.ranked[kept_count]));
-      if (weight == 0 || weight < sampling.min_p) break;
-      kept += weight;
-      ++kept_count;
-    }
-    const double limit = uniform * kept;
-    double sum = 0;
-    for (unsigned rank = 0; rank < kept_count; ++rank) {
-      sum += row.WeightOf(LogitOf(shared.ranked[rank]));
-      shared.chosen = IdOf(shared.ranked[rank]);
-      if (sum > limit) break;
-    }
-  }
-  __syncthreads();
-  return shared.chosen;
 }
 
-// Draws from all candidates of at least the threshold, in order of id.
+// The choice from what reaches the `count`-th of the warps' largest logits, or -1 if it may lie
+// elsewhere. `all` as for DrawInOrder.
+__device__ int DrawFromShortList(const Row& row, const SamplingRow& sampling, int count, double all,
+                                 double uniform, Shared& shared) {
+  const int warps = static_cast<int>(gridDim.x) * kWarps;
+  if (count > warps) return -1;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < warps) {
+    const unsigned long long mine = shared.best[thread];
+    int rank = 0;
+    for (int i = 0; i < warps; ++i) {
+      const unsigned long long other = shared.best[i];
+      rank += other > mine || (other == mine && i < thread);
+    }
+    if (rank == count - 1) shared.bound = mine;
+  }
+  __syncthreads();
+  const unsigned long long bound = shared.bound;
+  row.ForEach([&](int id, float logit) {
+    const unsigned long long key = RankKey(logit, id);
+    if (key < bound) return;
+    const unsigned long long at = AddInFirst(&shared.gathered, 1);
+    if (at < kMaxRankedTopK) StoreInFirst(&shared.ranked[at], key);
+  });
+  ClusterArrive();
+  ClusterWait();
+  int chosen = -1;
+  if (blockIdx.x == 0 && shared.gathered <= kMaxRankedTopK) {
+    const auto gathered = static_cast<int>(shared.gathered);
+    Rank(gathered, shared);
+    const int candidates = sampling.top_k > 0 ? count : gathered;
+    if (thread < 32) chosen = DrawInOrder(row, sampling, candidates, all, uniform, shared);
+  }
+  if (blockIdx.x == 0 && thread < static_cast<int>(gridDim.x)) {
+    StoreIn(&shared.chosen, static_cast<unsigned long long>(chosen), threadIdx.x);
+  }
+  __syncthreads();
+  if (thread == 0) shared.gathered = 0;
+  ClusterArrive();
+  ClusterWait();
+  return static_cast<int>(shared.chosen);
+}
+
+// Draws from the top_k candidates in order of rank. The result is the first block's.
+__device__ int DrawRanked(const Row& row, const SamplingRow& sampling, int count, double uniform,
+                          Shared& shared) {
+  const Threshold threshold = SelectThreshold(
+      row, static_cast<Weight>(count), [](float) { return 1u; }, shared);
+  // Of those equal to the threshold the lowest ids.
+  Weight equal = 0;
+  row.ForEachInOrder([&](int, float logit) { equal += OrderOf(logit) == threshold.order; });
+  int rank =
+      static_cast<int>(ClusterPrefix(equal, shared).before) + static_cast<int>(threshold.above);
+  row.ForEachInOrder([&](int id, float logit) {
+    const unsigned order = OrderOf(logit);
+    if (order > threshold.order) {
+      StoreInFirst(&shared.ranked[AddInFirst(&shared.gathered, 1)], RankKey(logit, id));
+    } else if (order == threshold.order) {
+      if (rank < count) StoreInFirst(&shared.ranked[rank], RankKey(logit, id));
+      ++rank;
+    }
+  });
+  ClusterArrive();
+  ClusterWait();
+  if (blockIdx.x != 0) return 0;
+  Rank(count, shared);
+  return threadIdx.x < 32 ? DrawInOrder(row, sampling, count, -1, uniform, shared) : 0;
+}
+
+// Draws from all candidates of at least the threshold, in the order in which threads visit them.
+// The result is the first block's.
 __device__ int DrawByThreshold(const Row& row, const SamplingRow& sampling, double uniform,
                                Shared& shared) {
   unsigned threshold = 0;
   if (sampling.top_p < 1) {
+    // Rounded, not cut: the many that are small must not all lose.
+    const auto amount = [&](float logit) {
+      return __float2uint_rn(fminf(row.WeightOf(logit) * 0x1p28f, 0x1.fffffep27f));
+    };
     Weight mine = 0;
-    for (int i = threadIdx.x; i < row.vocab; i += kThreads) {
-      mine += static_cast<Weight>(row.WeightOf(row.logits[i]) * 0x1p40f);
-    }
-    const Weight all = BlockSum(mine, shared);
-    const auto enough = static_cast<Weight>(sampling.top_p * static_cast<double>(all));
-    threshold = SelectThreshold(row, ~0u, enough, shared);
+    row.ForEach([&](int, float logit) { mine += amount(logit); });
+    const Weight all = ClusterPrefix(mine, shared).all;
+    const auto enough = static_cast<Weight>(ceil(sampling.top_p * static_cast<double>(all)));
+    threshold = SelectThreshold(row, max(enough, Weight{1}), amount, shared).order;
   }
-  // Contiguous parts per thread, so that sums run in order of id.
-  const int part = (row.vocab + kThreads - 1) / kThreads;
-  const int begin = min(row.vocab, static_cast<int>(threadIdx.x) * part);
-  const int end = min(row.vocab, begin + part);
+  const auto amount = [&](float logit) {
+    return OrderOf(logit) < threshold ? 0 : row.KeptWeight(logit);
+  };
   Weight mine = 0;
-  for (int i = begin; i < end; ++i) {
-    if (OrderOf(row.logits[i]) >= threshold) mine += row.KeptWeight(row.logits[i]);
+  row.ForEach([&](int, float logit) { mine += amount(logit); });
+  const Prefix prefix = ClusterPrefix(mine, shared);
+  const Weight limit =
+      min(static_cast<Weight>(uniform * static_cast<double>(prefix.all)), prefix.all - 1);
+  if (mine > 0 && limit >= prefix.before && limit - prefix.before < mine) {
+    Weight sum = prefix.before;
+    int chosen = -1;
+    row.ForEach([&](int id, float logit) {
+      if (chosen >= 0) return;
+      sum += amount(logit);
+      if (sum > limit) chosen = id;
+    });
+    StoreInFirst(&shared.chosen, static_cast<unsigned long long>(chosen));
   }
-  const Weight all = BlockSum(mine, shared);
-  // This thread's share begins where those before it end.
-  Weight inclusive = mine;
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const Weight other = __shfl_up_sync(0xffffffffu, inclusive, offset);
-    if (static_cast<int>(threadIdx.x % 32) >= offset) inclusive += other;
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 31) shared.sums[threadIdx.x / 32] = inclusive;
-  __syncthreads();
-  Weight before = inclusive - mine;
-  for (int w = 0; w < static_cast<int>(threadIdx.x / 32); ++w) before += shared.sums[w];
-  const Weight limit = min(static_cast<Weight>(uniform * static_cast<double>(all)), all - 1);
-  if (mine > 0 && limit >= before && limit - before < mine) {
-    Weight sum = before;
-    for (int i = begin; i < end; ++i) {
-      if (OrderOf(row.logits[i]) < threshold) continue;
-      sum += row.KeptWeight(row.logits[i]);
-      if (sum > limit) {
-        shared.chosen = i;
-        break;
-      }
-    }
-  }
-  __syncthreads();
-  return shared.chosen;
+  ClusterArrive();
+  ClusterWait();
+  return static_cast<int>(shared.chosen);
 }
 
-__global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__ SampleParams p) {
+// The choice of a row that draws, in the first block. shared.best is the first block's.
+__device__ int Draw(const Row& row, const SamplingRow& sampling, Shared& shared) {
+  const double uniform = Uniform(sampling.seed, sampling.draws);
+  const int count = min(sampling.top_k, row.vocab);
+  double all = -1;
+  if (sampling.top_k == 0) {
+    if (sampling.top_p == 1 && sampling.min_p == 0) {
+      return DrawByThreshold(row, sampling, uniform, shared);
+    }
+    Weight mine = 0;
+    row.ForEach(
+        [&](int, float logit) { mine += static_cast<Weight>(row.WeightOf(logit) * 0x1p40f); });
+    all = static_cast<double>(ClusterPrefix(mine, shared).all) * 0x1p-40;
+  }
+  const int chosen = DrawFromShortList(row, sampling, sampling.top_k > 0 ? count : kUsualList, all,
+                                       uniform, shared);
+  if (chosen >= 0) return chosen;
+  return sampling.top_k > 0 ? DrawRanked(row, sampling, count, uniform, shared)
+                            : DrawByThreshold(row, sampling, uniform, shared);
+}
+
+// Penalises what the history's last tokens have in the slice, each once.
+__device__ void ApplyPenalty(const Row& row, const SamplingRow& sampling, const int* history,
+                             Shared& shared) {
+  static_assert(kHistoryTokens * sizeof(unsigned) <= sizeof(shared.bins));
+  unsigned* tokens = &shared.bins[0].x;  // the newest first
+  const int window = static_cast<int>(
+      min(static_cast<unsigned long long>(sampling.repeat_window), sampling.history_count));
+  for (int i = threadIdx.x; i < window; i += kThreads) {
+    tokens[i] = static_cast<unsigned>(history[(sampling.history_count - 1 - i) % kHistoryTokens]);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < window; i += kThreads) {
+    const unsigned token = tokens[i];
+    if (token < 4u * row.begin || token >= 4u * row.end) continue;
+    int newer = 0;
+    while (newer < i && tokens[newer] != token) ++newer;
+    if (newer < i) continue;
+    float& logit = row.logits[token];
+    logit = logit > 0 ? logit / sampling.repeat_penalty : logit * sampling.repeat_penalty;
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads, 2)
+    SampleKernel(const __grid_constant__ SampleParams p) {
   __shared__ Shared shared;
-  extern __shared__ unsigned penalised[];  // bits of the slice
-  __shared__ float2 warp_best[kWarps];
+  if (threadIdx.x == 0) shared.gathered = 0;
+  ClusterArrive();
+  const int row_index = static_cast<int>(blockIdx.y);
+  const SamplingRow sampling = p.sampling[row_index];
+  const int position = p.runs[row_index].position;
+  const int quarter = (p.vocab + 3) / 4;  // float4s of a row
+  const int slice = (quarter + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  Row row;
+  row.logits = p.logits + static_cast<long long>(row_index) * p.stride;
+  row.begin = min(quarter, static_cast<int>(blockIdx.x) * slice);
+  row.end = min(quarter, row.begin + slice);
+  row.vocab = p.vocab;
+  // Finite, so that the largest logit has weight 1 at any temperature.
+  row.inverse_temperature = fminf(__fdividef(1.0f, sampling.temperature), 1e30f);
+  row.least = sampling.min_p;
+  const bool active = sampling.active != 0;
+  int* history = p.history + static_cast<long long>(row_index) * kHistoryTokens;
+  int* newest = history + sampling.history_count % kHistoryTokens;
+  int* output = p.output + static_cast<long long>(sampling.steps % kOutputSteps) * p.output_stride +
+                row_index;
+  int* token = p.tokens + row_index;
+  SamplingRow* progress = p.sampling + row_index;
+  int* next_position = &p.runs[row_index].position;
+  ReadyBeforeWait(newest);
+  ReadyBeforeWait(output);
+  ReadyBeforeWait(token);
+  ReadyBeforeWait(progress);
+  ReadyBeforeWait(next_position);
   PdlWait();
   PdlTrigger();
-  const int row_index = static_cast<int>(blockIdx.y);
-  SamplingRow& sampling = p.sampling[row_index];
-  if (sampling.active == 0) return;
-  float* logits = p.logits + static_cast<long long>(row_index) * p.stride;
-  const int slice = (p.vocab + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int begin = min(p.vocab, static_cast<int>(blockIdx.x) * slice);
-  const int end = min(p.vocab, begin + slice);
-  const bool penalty = sampling.repeat_penalty != 1.0f;
-  if (penalty) {
-    for (int i = threadIdx.x; i < (slice + 31) / 32; i += kThreads) penalised[i] = 0;
-    __syncthreads();
-    const auto window =
-        min(static_cast<unsigned long long>(sampling.repeat_window), sampling.history_count);
-    const int* history = p.history + static_cast<long long>(row_index) * kHistoryTokens;
-    for (unsigned long long i = threadIdx.x; i < window; i += kThreads) {
-      const int token = history[(sampling.history_count - 1 - i) % kHistoryTokens];
-      if (token >= begin && token < end) {
-        atomicOr(&penalised[(token - begin) / 32], 1u << ((token - begin) % 32));
-      }
-    }
-    __syncthreads();
+  if (active && sampling.repeat_penalty != 1.0f) {
+    ApplyPenalty(row, sampling, history, shared);
   }
-  // Largest logit and its lowest index; a logit that is not a number makes the maximum so too.
+  // Largest logit and its lowest index. What is not a number ranks above everything.
   float best = -INFINITY;
-  int best_index = 0x7fffffff;
+  int best_index = row.vocab;
   bool broken = false;
-  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
-    float logit = logits[i];
-    if (penalty && penalised[(i - begin) / 32] >> ((i - begin) % 32) & 1u) {
-      logit = logit > 0 ? logit / sampling.repeat_penalty : logit * sampling.repeat_penalty;
-      logits[i] = logit;
-    }
+  row.ForEach([&](int id, float logit) {
     broken = broken || isnan(logit);
     if (logit > best) {
       best = logit;
-      best_index = i;
+      best_index = id;
     }
-  }
-  const auto merge = [&](float other, int other_index) {
-    if (other > best || (other == best && other_index < best_index)) {
-      best = other;
-      best_index = other_index;
-    }
-  };
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const float other = __shfl_xor_sync(0xffffffffu, best, offset);
-    const int other_index = __shfl_xor_sync(0xffffffffu, best_index, offset);
-    merge(other, other_index);
-  }
+  });
+  const unsigned order = broken ? ~0u : OrderOf(best);
+  const unsigned largest = __reduce_max_sync(kAll, order);
+  const unsigned lowest = __reduce_min_sync(kAll, order == largest ? best_index : ~0u);
+  ClusterWait();
   if (threadIdx.x % 32 == 0) {
-    warp_best[threadIdx.x / 32] = make_float2(best, __int_as_float(best_index));
+    StoreInFirst(&shared.best[blockIdx.x * kWarps + threadIdx.x / 32],
+                 static_cast<unsigned long long>(largest) << 32 | (0xffffffffu - lowest));
   }
-  broken = __syncthreads_or(broken);
-  float2* all_best = p.best + static_cast<long long>(row_index) * kMaxSampleBlocks;
-  if (threadIdx.x == 0) {
-    for (int w = 1; w < kWarps; ++w) merge(warp_best[w].x, __float_as_int(warp_best[w].y));
-    const float reported = broken ? NAN : best;
-    __stcg(&all_best[blockIdx.x], make_float2(reported, __int_as_float(best_index)));
-    __threadfence();
-    shared.last = atomicAdd(&p.arrivals[row_index], 1u) + 1 == gridDim.x;
-    if (shared.last) p.arrivals[row_index] = 0;
+  ClusterArrive();
+  ClusterWait();
+  const bool draws = sampling.temperature > 0;
+  if (!active || (blockIdx.x != 0 && !draws)) return;
+  if (draws && blockIdx.x != 0) {
+    // Every block has the warps' largest for itself.
+    if (threadIdx.x < gridDim.x * kWarps) {
+      shared.best[threadIdx.x] = LoadFrom(&shared.best[threadIdx.x], 0);
+    }
+    __syncthreads();
   }
-  __syncthreads();
-  if (!shared.last) return;
-  __threadfence();
-  best = -INFINITY;
-  best_index = 0x7fffffff;
-  broken = false;
-  for (int b = static_cast<int>(threadIdx.x % 32); b < static_cast<int>(gridDim.x); b += 32) {
-    const float2 of_block = __ldcg(&all_best[b]);
-    broken = broken || isnan(of_block.x);
-    merge(of_block.x, __float_as_int(of_block.y));
+  unsigned long long key = 0;
+  for (unsigned i = threadIdx.x % 32; i < gridDim.x * kWarps; i += 32) {
+    key = max(key, shared.best[i]);
   }
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const float other = __shfl_xor_sync(0xffffffffu, best, offset);
-    const int other_index = __shfl_xor_sync(0xffffffffu, best_index, offset);
-    merge(other, other_index);
+  const auto upper = static_cast<unsigned>(key >> 32);
+  const unsigned top = __reduce_max_sync(kAll, upper);
+  const unsigned rest = __reduce_max_sync(kAll, upper == top ? static_cast<unsigned>(key) : 0u);
+  key = static_cast<unsigned long long>(top) << 32 | rest;
+  row.largest = LogitOf(key);
+  broken = isnan(row.largest) || isinf(row.largest);
+  int chosen = IdOf(key);
+  if (draws && !broken) {
+    chosen = Draw(row, sampling, shared);
+  } else if (draws) {
+    // No block ends while others read its memory.
+    ClusterArrive();
+    ClusterWait();
   }
-  broken = __any_sync(0xffffffffu, broken) || isinf(best);
-  int chosen = best_index;
-  if (!broken && sampling.temperature > 0) {
-    const Row row = {logits, p.vocab, best, sampling.temperature, sampling.min_p};
-    const double uniform = Uniform(sampling.seed, sampling.draws);
-    chosen = sampling.top_k > 0 ? DrawRanked(row, sampling, uniform, shared)
-                                : DrawByThreshold(row, sampling, uniform, shared);
-  }
-  if (threadIdx.x != 0) return;
-  p.output[static_cast<long long>(sampling.steps % kOutputSteps) * p.output_stride + row_index] =
-      broken ? -1 : chosen;
-  p.tokens[row_index] = broken ? 0 : chosen;
-  p.history[static_cast<long long>(row_index) * kHistoryTokens +
-            sampling.history_count % kHistoryTokens] = broken ? 0 : chosen;
-  ++sampling.history_count;
-  ++sampling.steps;
-  if (sampling.temperature > 0) ++sampling.draws;
-  ++p.runs[row_index].position;
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  *output = broken ? -1 : chosen;
+  *token = broken ? 0 : chosen;
+  *newest = broken ? 0 : chosen;
+  *next_position = position + 1;
+  progress->history_count = sampling.history_count + 1;
+  progress->steps = sampling.steps + 1;
+  if (draws) progress->draws = sampling.draws + 1;
 }
 
 }  // namespace
 
 void LaunchSample(const SampleParams& params, cudaStream_t stream) {
-  // A few thousand logits per block; with many rows there are enough blocks anyway.
-  const int blocks =
-      std::clamp(params.vocab / (params.rows >= 16 ? 8192 : 2048), 1, kMaxSampleBlocks);
-  const int slice = (params.vocab + blocks - 1) / blocks;
-  Launch("the sampling kernel", SampleKernel,
-         dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.rows)), dim3(kThreads),
-         static_cast<size_t>((slice + 31) / 32) * sizeof(unsigned), stream, params);
+  const unsigned cluster = DeviceHasClusters() ? kCluster : 1;
+  LaunchClusters("the sampling kernel", SampleKernel,
+                 dim3(cluster, static_cast<unsigned>(params.rows)), dim3(kThreads), dim3(cluster),
+                 0, stream, params);
 }
 
 }  // namespace adder::cuda

@@ -13,7 +13,6 @@ inline constexpr int kHistoryTokens = 1024;
 inline constexpr int kOutputSteps = 16;
 // Largest top_k that is ranked exactly.
 inline constexpr int kMaxRankedTopK = 1024;
-inline constexpr int kMaxSampleBlocks = 64;
 
 // Parameters and progress of one row. Written by the host when a decode starts, then by the kernel.
 struct SamplingRow {
@@ -32,7 +31,7 @@ struct SamplingRow {
 
 struct SampleParams {
   float* logits = nullptr;  // [rows, stride]; changed where a penalty applies
-  int stride = 0;
+  int stride = 0;           // a multiple of four
   int vocab = 0;
   int rows = 0;
   SamplingRow* sampling = nullptr;
@@ -41,11 +40,9 @@ struct SampleParams {
   int* tokens = nullptr;        // [rows]: the next step's input
   int* output = nullptr;        // [kOutputSteps][output_stride], host memory; -1: logits not finite
   int output_stride = 0;
-  // Scratch: [rows][kMaxSampleBlocks] and [rows], the latter zero before and after.
-  float2* best = nullptr;
-  unsigned* arrivals = nullptr;
 };
 
+// `sampling` and `runs` must have been written before the kernel before this one.
 void LaunchSample(const SampleParams& params, cudaStream_t stream);
 
 }  // namespace adder::cuda

@@ -1,0 +1,235 @@
+// The attention kernels against a plain reference. Runs where there is a CUDA device.
+#include "cuda/kernels/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <ostream>
+
+#include "core/dtype.h"
+#include "cuda/kernels/device_data_for_test.h"
+
+namespace adder::cuda {
+namespace {
+
+struct Sizes {
+  int heads;
+  int kv_heads;
+  int head_dim;
+  int rotary_dim;  // 0: no rotation
+  bool bf16;
+};
+std::ostream& operator<<(std::ostream& out, const Sizes& s) {
+  return out << s.heads << "/" << s.kv_heads << " heads of " << s.head_dim << ", rotary "
+             << s.rotary_dim << (s.bf16 ? ", bf16" : ", f32");
+}
+
+constexpr int kPagePositions = 64;
+// Own positions at the borders of tiles, pages and units.
+const std::vector<int> kPositions = {0,  1,  7,   8,   15,  16,  17,  63,   64,
+                                     65, 79, 127, 128, 511, 512, 700, 1025, 4500};
+
+class AttentionKernels : public testing::TestWithParam<Sizes> {
+ protected:
+  void SetUp() override {
+    if (DeviceCount() == 0) GTEST_SKIP() << "there is no CUDA device";
+    const Sizes& s = GetParam();
+    width_ = (s.heads + 2 * s.kv_heads) * s.head_dim;
+    half_page_ = kPagePositions * s.kv_heads * s.head_dim;
+    for (int position : kPositions) {
+      first_pages_.push_back(page_count_);
+      page_count_ += position / kPagePositions + 1;
+    }
+    // Pages lie in another order than their positions.
+    order_.resize(static_cast<size_t>(page_count_));
+    std::iota(order_.begin(), order_.end(), 0);
+    std::shuffle(order_.begin(), order_.end(), std::mt19937(1));
+    pages_ = RandomFloats(2, static_cast<size_t>(page_count_) * PageElements());
+    for (float& value : pages_) value = Stored(value);
+    qkv_ = RandomFloats(3, kPositions.size() * static_cast<size_t>(width_), -2, 2);
+    for (int i = 0; i < s.rotary_dim / 2; ++i) {
+      frequencies_.push_back(
+          std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(s.rotary_dim)));
+    }
+  }
+
+  float Stored(float x) const {
+    if (!GetParam().bf16) return x;
+    const uint16_t bits = FloatToBF16(x);
+    return LoadFloat(reinterpret_cast<const std::byte*>(&bits), DType::kBF16, 0);
+  }
+  // In front of a page's keys lies something else.
+  size_t PageElements() const { return 128 + 2 * static_cast<size_t>(half_page_); }
+  // Index of an element of a row's keys (or values).
+  size_t Element(size_t row, int position, int kv_head, int dim, bool value) const {
+    const int page = order_[static_cast<size_t>(first_pages_[row] + position / kPagePositions)];
+    return static_cast<size_t>(page) * PageElements() + 128 +
+           static_cast<size_t>(
+               (value ? half_page_ : 0) +
+               (kv_head * kPagePositions + position % kPagePositions) * GetParam().head_dim + dim);
+  }
+
+  // Outputs of all rows; appends to `pages`.
+  std::vector<double> Reference(std::vector<float>& pages) const {
+    const Sizes& s = GetParam();
+    std::vector<double> output;
+    for (size_t row = 0; row < kPositions.size(); ++row) {
+      const int position = kPositions[row];
+      const float* values = qkv_.data() + row * static_cast<size_t>(width_);
+      const auto rotated = [&](int head, int dim) -> double {
+        const float* x = values + head * s.head_dim;
+        const int half = s.rotary_dim / 2;
+        if (dim >= 2 * half) return x[dim];
+        const double angle =
+            static_cast<float>(position) * frequencies_[static_cast<size_t>(dim % half)];
+        return dim < half ? x[dim] * std::cos(angle) - x[dim + half] * std::sin(angle)
+                          : x[dim] * std::cos(angle) + x[dim - half] * std::sin(angle);
+      };
+      for (int head = 0; head < s.kv_heads; ++head) {
+        for (int dim = 0; dim < s.head_dim; ++dim) {
+          pages[Element(row, position, head, dim, false)] =
+              Stored(static_cast<float>(rotated(s.heads + head, dim)));
+          pages[Element(row, position, head, dim, true)] =
+              Stored(values[(s.heads + s.kv_heads + head) * s.head_dim + dim]);
+        }
+      }
+      for (int head = 0; head < s.heads; ++head) {
+        const int kv_head = head / (s.heads / s.kv_heads);
+        std::vector<double> weights;
+        for (int at = 0; at <= position; ++at) {
+          double dot = 0;
+          for (int dim = 0; dim < s.head_dim; ++dim) {
+            dot += rotated(head, dim) * pages[Element(row, at, kv_head, dim, false)];
+          }
+          weights.push_back(dot * kScale);
+        }
+        const double largest = *std::max_element(weights.begin(), weights.end());
+        double sum = 0;
+        for (double& weight : weights) sum += weight = std::exp(weight - largest);
+        for (int dim = 0; dim < s.head_dim; ++dim) {
+          double value = 0;
+          for (int at = 0; at <= position; ++at) {
+            value += weights[static_cast<size_t>(at)] * pages[Element(row, at, kv_head, dim, true)];
+          }
+          output.push_back(value / sum);
+        }
+      }
+    }
+    return output;
+  }
+
+  struct Result {
+    std::vector<float> output;
+    std::vector<float> pages;
+  };
+  // Rows `rows_at_a_time` together.
+  Result Run(size_t rows_at_a_time) const {
+    const Sizes& s = GetParam();
+    const size_t element = s.bf16 ? 2 : 4;
+    std::vector<std::byte> bytes(pages_.size() * element);
+    for (size_t i = 0; i < pages_.size(); ++i) {
+      const uint16_t rounded = FloatToBF16(pages_[i]);
+      std::memcpy(bytes.data() + i * element,
+                  s.bf16 ? static_cast<const void*>(&rounded) : &pages_[i], element);
+    }
+    const DeviceArray<std::byte> pages(bytes);
+    std::vector<char*> addresses;
+    for (int page : order_) {
+      addresses.push_back(reinterpret_cast<char*>(pages.data()) +
+                          static_cast<size_t>(page) * PageElements() * element);
+    }
+    const DeviceArray<char*> table(addresses);
+    const DeviceArray<float> qkv(qkv_);
+    const DeviceArray<float> frequencies(frequencies_.empty() ? std::vector<float>{0}
+                                                              : frequencies_);
+    const DeviceArray<float> output(kPositions.size() * static_cast<size_t>(s.heads * s.head_dim));
+    const int most = static_cast<int>(kPositions.size());
+    const DeviceArray<float> partial(AttentionScratchFloats(most, s.heads, s.head_dim));
+    const DeviceArray<unsigned> arrivals(AttentionCounters(most, s.heads));
+    const Stream stream;
+    for (size_t begin = 0; begin < kPositions.size(); begin += rows_at_a_time) {
+      const size_t count = std::min(rows_at_a_time, kPositions.size() - begin);
+      std::vector<SequenceRun> runs;
+      std::vector<int> row_runs;
+      for (size_t i = 0; i < count; ++i) {
+        runs.push_back({nullptr, table.data() + first_pages_[begin + i], kPositions[begin + i],
+                        static_cast<int>(i), 1, 0});
+        row_runs.push_back(static_cast<int>(i));
+      }
+      const DeviceArray<SequenceRun> device_runs(runs);
+      const DeviceArray<int> device_row_runs(row_runs);
+      AttentionParams p;
+      p.heads = s.heads;
+      p.kv_heads = s.kv_heads;
+      p.head_dim = s.head_dim;
+      p.scale = kScale;
+      p.inverse_frequencies = s.rotary_dim > 0 ? frequencies.data() : nullptr;
+      p.rotary_dim = s.rotary_dim;
+      p.kv_bf16 = s.bf16;
+      p.kv_offset = static_cast<long long>(128 * element);
+      p.page_positions = kPagePositions;
+      p.runs = device_runs.data();
+      p.run_count = static_cast<int>(count);
+      p.rows = static_cast<int>(count);
+      p.row_runs = device_row_runs.data();
+      p.qkv = qkv.data() + begin * static_cast<size_t>(width_);
+      p.qkv_stride = width_;
+      p.output = output.data() + begin * static_cast<size_t>(s.heads * s.head_dim);
+      p.output_stride = s.heads * s.head_dim;
+      p.partial = partial.data();
+      p.arrivals = arrivals.data();
+      LaunchAttentionStep(p, stream.get());
+      stream.Synchronize();
+    }
+    for (unsigned count : arrivals.Download()) EXPECT_EQ(count, 0u);
+    const std::vector<std::byte> after = pages.Download();
+    Result result{output.Download(), {}};
+    for (size_t i = 0; i < pages_.size(); ++i) {
+      result.pages.push_back(LoadFloat(after.data(), s.bf16 ? DType::kBF16 : DType::kF32, i));
+    }
+    return result;
+  }
+
+  static constexpr float kScale = 0.25f;
+  int width_ = 0;
+  int half_page_ = 0;
+  int page_count_ = 0;
+  std::vector<int> first_pages_;
+  std::vector<int> order_;
+  std::vector<float> pages_, qkv_, frequencies_;
+};
+
+// One row at a time, a few, and all: each is spread over the device in another way.
+TEST_P(AttentionKernels, StepMatchesTheReference) {
+  std::vector<float> expected_pages = pages_;
+  const std::vector<double> expected = Reference(expected_pages);
+  for (const size_t rows : {size_t{1}, size_t{4}, kPositions.size()}) {
+    const Result found = Run(rows);
+    const auto per_row = static_cast<size_t>(GetParam().heads * GetParam().head_dim);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_NEAR(found.output[i], expected[i], 5e-5)
+          << "position " << kPositions[i / per_row] << " element " << i % per_row << " of " << rows
+          << " rows at a time";
+    }
+    for (size_t i = 0; i < expected_pages.size(); ++i) {
+      // Rotation in f32 may round to the neighbour in bf16.
+      ASSERT_NEAR(found.pages[i], expected_pages[i],
+                  std::abs(expected_pages[i]) * (GetParam().bf16 ? 0.008 : 1e-6) + 1e-5)
+          << "page " << i / PageElements() << " element " << i % PageElements();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, AttentionKernels,
+                         testing::Values(Sizes{12, 4, 64, 0, true}, Sizes{32, 8, 64, 64, true},
+                                         Sizes{4, 4, 64, 32, true}, Sizes{14, 2, 64, 64, true},
+                                         Sizes{16, 2, 128, 128, true}, Sizes{4, 2, 80, 80, true},
+                                         Sizes{6, 2, 24, 16, true}, Sizes{4, 1, 256, 64, true},
+                                         Sizes{4, 2, 8, 8, true}, Sizes{12, 4, 64, 64, false},
+                                         Sizes{6, 2, 24, 16, false}));
+
+}  // namespace
+}  // namespace adder::cuda

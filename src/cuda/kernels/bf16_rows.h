@@ -1,0 +1,44 @@
+// What surrounds the matrix products of a long slice: activations and weights as rows of bf16.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include "cuda/kernels/packed_matrix.h"
+
+namespace adder::cuda {
+
+// Rows of bf16 begin on 16-byte boundaries; what lies between the width and the stride is zero.
+constexpr int Bf16Stride(int width) { return (width + 7) / 8 * 8; }
+
+// output [rows, Bf16Stride(width)] = RMSNorm(input) * weight, or input alone without a weight.
+struct Bf16NormParams {
+  const float* input = nullptr;  // [rows, stride]
+  int stride = 0;                // a multiple of 4
+  int rows = 0;
+  int width = 0;
+  int groups = 1;  // the mean is taken over each of so many equal parts of a row
+  const float* weight = nullptr;
+  float eps = 0;
+  __nv_bfloat16* output = nullptr;
+};
+void LaunchBf16Norm(const Bf16NormParams& params, cudaStream_t stream);
+
+// output [rows, Bf16Stride(cols)] = matrix `index` of the stack, in the order of the checkpoint.
+void LaunchUnpack(const PackedMatrix& matrix, int index, __nv_bfloat16* output,
+                  cudaStream_t stream);
+
+// output [rows, Bf16Stride(width)] = silu(gate + bias) * (up + bias). gates [rows, Bf16Stride(2 *
+// width)] holds gate | up; bias [2 * width] may be null.
+void LaunchSiluMul(const __nv_bfloat16* gates, const float* bias, int rows, int width,
+                   __nv_bfloat16* output, cudaStream_t stream);
+
+// output [rows, stride] += scale * bias [width].
+void LaunchAddBias(const float* bias, float scale, int rows, int width, float* output, int stride,
+                   cudaStream_t stream);
+
+// output [rows, stride] f32 = input [rows, Bf16Stride(width)].
+void LaunchWiden(const __nv_bfloat16* input, int rows, int width, float* output, int stride,
+                 cudaStream_t stream);
+
+}  // namespace adder::cuda

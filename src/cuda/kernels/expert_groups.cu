@@ -1,0 +1,395 @@
+// Grouping: one block counts the pairs of each expert in shared memory, lays the experts' rows and
+// tiles out one after the other, and scatters the pairs. The order of an expert's rows depends on
+// timing; no result does, since rows do not meet.
+//
+// Products: a block of 4 warps owns eight tiles of a packed matrix, two per warp, and one tile of
+// 64 or 128 rows. Phases per chunk of 64 columns: weights of the next chunk are loaded to
+// registers and rows of the next but one are on their way to shared memory while this chunk's
+// weights are scaled, rounded to bf16 and multiplied. Results go through shared memory to be
+// written in whole lines. Blocks beyond the number of tiles, which only the device knows, end at
+// once.
+#include <algorithm>
+
+#include "cuda/kernels/bf16_rows.h"
+#include "cuda/kernels/expert_groups.h"
+#include "cuda/kernels/launch.cuh"
+#include "cuda/kernels/linear_fragments.cuh"
+#include "cuda/kernels/tensor_core.cuh"
+
+namespace adder::cuda {
+namespace {
+
+constexpr int kGroupThreads = 1024;
+constexpr int kThreads = 128;
+constexpr int kTilesPerWarp = 2;
+constexpr int kTilesPerBlock = kTilesPerWarp * kThreads / 32;
+constexpr int kStages = 3;
+
+__global__ void __launch_bounds__(kThreads)
+    ChooseKernel(const float* scores, int scores_stride,
+                 const __grid_constant__ ExpertGroups groups) {
+  PdlWait();
+  PdlTrigger();
+  const int token = static_cast<int>(blockIdx.x * (kThreads / 32) + threadIdx.x / 32);
+  if (token >= groups.tokens) return;
+  float* routing = groups.routing + static_cast<long long>(token) * groups.routing_stride;
+  ChooseExperts(scores + static_cast<long long>(token) * scores_stride, groups.experts,
+                groups.top_k, routing);
+  __syncwarp();
+  for (int j = static_cast<int>(threadIdx.x % 32); j < groups.top_k; j += 32) {
+    groups.chosen[token * groups.top_k + j] = static_cast<int>(routing[groups.top_k + j]);
+  }
+}
+
+__global__ void __launch_bounds__(kGroupThreads) GroupKernel(ExpertGroups groups, int tile_rows) {
+  __shared__ int counts[kMostGroupedExperts];
+  __shared__ int row_sums[kMostGroupedExperts];
+  __shared__ int tile_sums[kMostGroupedExperts];
+  PdlWait();
+  PdlTrigger();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int pairs = groups.tokens * groups.top_k;
+  // Calls with this thread's pairs and their experts, several of which are loaded at once.
+  const auto for_each = [&](auto&& visit) {
+    constexpr int kAtOnce = 8;
+    for (int base = thread; base < pairs; base += kAtOnce * kGroupThreads) {
+      int experts[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int pair = base + i * kGroupThreads;
+        experts[i] = pair < pairs ? groups.chosen[pair] : -1;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (experts[i] >= 0) visit(base + i * kGroupThreads, experts[i]);
+      }
+    }
+  };
+  counts[thread] = 0;
+  __syncthreads();
+  for_each([&](int, int expert) { atomicAdd(&counts[expert], 1); });
+  __syncthreads();
+  // Inclusive sums over experts, doubling.
+  const int mine = counts[thread];
+  const int my_tiles = (mine + tile_rows - 1) / tile_rows;
+  row_sums[thread] = mine;
+  tile_sums[thread] = my_tiles;
+  __syncthreads();
+  for (int offset = 1; offset < groups.experts; offset *= 2) {
+    const int rows = thread >= offset ? row_sums[thread - offset] : 0;
+    const int tiles = thread >= offset ? tile_sums[thread - offset] : 0;
+    __syncthreads();
+    row_sums[thread] += rows;
+    tile_sums[thread] += tiles;
+    __syncthreads();
+  }
+  if (thread < groups.experts) {
+    const int first_row = row_sums[thread] - mine;
+    const int first_tile = tile_sums[thread] - my_tiles;
+    for (int i = 0; i < my_tiles; ++i) {
+      groups.tiles[first_tile + i] = {thread, first_row + i * tile_rows,
+                                      min(tile_rows, mine - i * tile_rows), 0};
+    }
+    if (thread + 1 == groups.experts) *groups.tile_count = tile_sums[thread];
+    counts[thread] = first_row;
+  }
+  __syncthreads();
+  for_each([&](int pair, int expert) { groups.order[atomicAdd(&counts[expert], 1)] = pair; });
+}
+
+// Rows of activations in shared memory: 64 columns, units of eight; odd rows have their halves
+// exchanged so that a quarter of a warp, which reads four units of two rows, meets every bank once.
+__device__ __forceinline__ int RowUnit(int row, int unit) {
+  return row * kChunkCols * 2 + (unit ^ (row & 1) << 2) * 16;
+}
+
+constexpr int StageBytes(int rows) { return rows * kChunkCols * 2; }
+
+__device__ __forceinline__ unsigned Twice(float x) { return PackBf16(x, x); }
+
+// Weights of a tile and chunk as bf16 operands.
+template <WeightFormat F, bool kWide>
+__device__ __forceinline__ void ExpandScaled(const uint4 (&raw)[LoadsOf(F)],
+                                             const ScalePairs<kWide>& pairs, ScaleFormat format,
+                                             unsigned (&a)[4][4]) {
+  Fragment<F>::template Expand<true>(raw, 0, a);
+  if constexpr (Fragment<F>::kQuantized) {
+#pragma unroll
+    for (int h = 0; h < (kWide ? 2 : 1); ++h) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float2 pair = pairs.Get(h, r, format);
+        const unsigned scale = Twice(pair.x);
+        const unsigned bias = Twice(pair.y);
+#pragma unroll
+        for (int j = kWide ? 2 * h : 0; j < (kWide ? 2 * h + 2 : 4); ++j) {
+#pragma unroll
+          for (int q = 0; q < 2; ++q) {
+            asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(a[j][2 * q + r]) : "r"(scale), "r"(bias));
+          }
+        }
+      }
+    }
+  }
+}
+
+template <WeightFormat F, bool kWide, bool kGateUp, int kRows>
+__global__ void __launch_bounds__(kThreads, 2)
+    GroupedKernel(const __grid_constant__ ExpertGroups groups,
+                  const __grid_constant__ PackedMatrix m, const __nv_bfloat16* input,
+                  __nv_bfloat16* output) {
+  constexpr int kLoads = LoadsOf(F);
+  constexpr int kRowTiles = kRows / 8;
+  constexpr int kStageBytes = StageBytes(kRows);
+  // Columns of the block's results.
+  constexpr int kResults = kTilesPerBlock * (kGateUp ? kTileRows / 2 : kTileRows);
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ int pair_of_row[kRows];
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  PdlWait();
+  PdlTrigger();
+  if (static_cast<int>(blockIdx.y) >= *groups.tile_count) return;
+  const ExpertTile tile = groups.tiles[blockIdx.y];
+  const int row = static_cast<int>(threadIdx.x);
+  static_assert(kRows <= kThreads);
+  if (row < tile.rows) pair_of_row[row] = groups.order[tile.first + row];
+  __syncthreads();
+
+  // This thread copies one unit of every chunk for rows kThreads / kUnits apart.
+  constexpr int kUnits = kChunkCols / 8;
+  constexpr int kCopies = kRows * kUnits / kThreads;
+  const int stride = Bf16Stride(m.cols);
+  const unsigned stages = SharedAddress(shared);
+  const int first_row = static_cast<int>(threadIdx.x) / kUnits;
+  const int unit = static_cast<int>(threadIdx.x) % kUnits;
+  int sources[kCopies];
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int r = first_row + i * (kThreads / kUnits);
+    sources[i] = -1;
+    if (r < tile.rows) sources[i] = kGateUp ? pair_of_row[r] / groups.top_k : pair_of_row[r];
+  }
+  const auto copy = [&](int chunk) {
+    const unsigned stage = stages + chunk % kStages * kStageBytes;
+    const int col = chunk * kChunkCols + unit * 8;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const bool valid = sources[i] >= 0 && col < stride;
+      const __nv_bfloat16* from =
+          valid ? input + static_cast<long long>(sources[i]) * stride + col : input;
+      CopyAsync(stage + RowUnit(first_row + i * (kThreads / kUnits), unit), from, valid);
+    }
+  };
+  const int first_tile = static_cast<int>(blockIdx.x) * kTilesPerBlock + warp * kTilesPerWarp;
+  const uint4* data = m.data + tile.expert * m.data_stride + lane;
+  const unsigned char* scales =
+      static_cast<const unsigned char*>(m.scales) + tile.expert * m.scales_stride;
+  uint4 raw[2][kTilesPerWarp][kLoads];
+  ScalePairs<kWide> pairs[2][kTilesPerWarp];
+  const auto load = [&](int buffer, int chunk) {
+#pragma unroll
+    for (int w = 0; w < kTilesPerWarp; ++w) {
+      if (first_tile + w >= m.tiles) continue;
+      const long long place = static_cast<long long>(first_tile + w) * m.chunks + chunk;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) raw[buffer][w][i] = __ldg(data + (place * kLoads + i) * 32);
+      if constexpr (Fragment<F>::kQuantized) pairs[buffer][w].Load(scales, place, g);
+    }
+  };
+
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < m.chunks) copy(stage);
+    CopyCommit();
+  }
+  load(0, 0);
+  float acc[kTilesPerWarp][kRowTiles][4] = {};
+  const auto step = [&](int buffer, int chunk) {
+    CopyWait<kStages - 2>();
+    __syncthreads();
+    if (chunk + kStages - 1 < m.chunks) copy(chunk + kStages - 1);
+    CopyCommit();
+    if (chunk + 1 < m.chunks) load(buffer ^ 1, chunk + 1);
+    unsigned a[kTilesPerWarp][4][4];
+#pragma unroll
+    for (int w = 0; w < kTilesPerWarp; ++w) {
+      ExpandScaled<F, kWide>(raw[buffer][w], pairs[buffer][w], m.scale_format, a[w]);
+    }
+    const unsigned char* stage = shared + chunk % kStages * kStageBytes;
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint4 eight = *reinterpret_cast<const uint4*>(stage + RowUnit(n * 8 + g, 4 * h + t));
+        const unsigned low[2] = {eight.x, eight.y};
+        const unsigned high[2] = {eight.z, eight.w};
+#pragma unroll
+        for (int w = 0; w < kTilesPerWarp; ++w) {
+          Mma(acc[w][n], a[w][2 * h], low);
+          Mma(acc[w][n], a[w][2 * h + 1], high);
+        }
+      }
+    }
+  };
+#pragma unroll 1
+  for (int chunk = 0; chunk < m.chunks; chunk += 2) {
+    step(0, chunk);
+    if (chunk + 1 < m.chunks) step(1, chunk + 1);
+  }
+
+  // Results [kRows][kResults] with a unit of padding per row, over the stages.
+  constexpr int kResultStride = kResults + 8;
+  static_assert(kRows * kResultStride * 2 <= kStages * kStageBytes);
+  __nv_bfloat16* results = reinterpret_cast<__nv_bfloat16*>(shared);
+  CopyWait<0>();
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kTilesPerWarp; ++w) {
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        __nv_bfloat16* to = results + (n * 8 + 2 * t + c) * kResultStride;
+        const float low = acc[w][n][c];
+        const float high = acc[w][n][2 + c];
+        const int of_block = warp * kTilesPerWarp + w;
+        if constexpr (kGateUp) {
+          to[of_block * 8 + g] = __float2bfloat16_rn(__fdividef(low, 1.0f + __expf(-low)) * high);
+        } else {
+          to[of_block * kTileRows + g] = __float2bfloat16_rn(low);
+          to[of_block * kTileRows + g + 8] = __float2bfloat16_rn(high);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  const int width = kGateUp ? m.rows / 2 : m.rows;
+  const int out_stride = Bf16Stride(width);
+  constexpr int kResultUnits = kResults / 8;
+  for (int i = threadIdx.x; i < tile.rows * kResultUnits; i += kThreads) {
+    const int r = i / kResultUnits;
+    const int in_row = i % kResultUnits * 8;
+    const int col = static_cast<int>(blockIdx.x) * kResults + in_row;
+    if (col >= width) continue;
+    uint4 words = *reinterpret_cast<const uint4*>(results + r * kResultStride + in_row);
+    if (col + 8 > width) {
+      __nv_bfloat16* values = reinterpret_cast<__nv_bfloat16*>(&words);
+      for (int k = width - col; k < 8; ++k) values[k] = __float2bfloat16_rn(0.0f);
+    }
+    *reinterpret_cast<uint4*>(output + static_cast<long long>(pair_of_row[r]) * out_stride + col) =
+        words;
+  }
+}
+
+// A thread owns eight values of a token.
+__global__ void __launch_bounds__(kThreads)
+    CombineKernel(const __grid_constant__ ExpertGroups groups, const __nv_bfloat16* rows,
+                  float scale, int width, float* output, int stride) {
+  PdlWait();
+  PdlTrigger();
+  const int token = static_cast<int>(blockIdx.y);
+  const int col = 8 * static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (col >= width) return;
+  const float* weights = groups.routing + static_cast<long long>(token) * groups.routing_stride;
+  const int row_stride = Bf16Stride(width);
+  float sum[8] = {};
+#pragma unroll 4
+  for (int j = 0; j < groups.top_k; ++j) {
+    const long long pair = static_cast<long long>(token) * groups.top_k + j;
+    const uint4 words = *reinterpret_cast<const uint4*>(rows + pair * row_stride + col);
+    const float weight = weights[j];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned both = Component(words, i);
+      sum[2 * i] = fmaf(weight, __uint_as_float(both << 16), sum[2 * i]);
+      sum[2 * i + 1] = fmaf(weight, __uint_as_float(both & 0xffff0000u), sum[2 * i + 1]);
+    }
+  }
+  float* out = output + static_cast<long long>(token) * stride + col;
+  if (col + 8 <= width) {
+    float4* four = reinterpret_cast<float4*>(out);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float4 v = four[i];
+      v.x = fmaf(scale, sum[4 * i], v.x), v.y = fmaf(scale, sum[4 * i + 1], v.y);
+      v.z = fmaf(scale, sum[4 * i + 2], v.z), v.w = fmaf(scale, sum[4 * i + 3], v.w);
+      four[i] = v;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (col + i < width) out[i] = fmaf(scale, sum[i], out[i]);
+  }
+}
+
+template <bool kGateUp>
+void LaunchGrouped(const ExpertGroups& groups, const PackedMatrix& m, const __nv_bfloat16* input,
+                   __nv_bfloat16* output, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>((m.tiles + kTilesPerBlock - 1) / kTilesPerBlock),
+                  static_cast<unsigned>(MostExpertTiles(groups.pairs(), groups.experts)));
+  const auto launch = [&]<WeightFormat kFormat, bool kWide>() {
+    const auto with_rows = [&]<int kRows>() {
+      const auto kernel = GroupedKernel<kFormat, kWide, kGateUp, kRows>;
+      constexpr size_t kShared = size_t{kStages} * StageBytes(kRows);
+      AllowSharedMemory(kernel, kShared);
+      Launch("the kernel of grouped experts", kernel, grid, dim3(kThreads), kShared, stream, groups,
+             m, input, output);
+    };
+    ExpertTileRows(groups.pairs(), groups.experts) == 64 ? with_rows.template operator()<64>()
+                                                         : with_rows.template operator()<128>();
+  };
+  const bool wide = m.scale_format == ScaleFormat::kWide;
+  switch (m.format) {
+    case WeightFormat::kQ4:
+      return wide ? launch.template operator()<WeightFormat::kQ4, true>()
+                  : launch.template operator()<WeightFormat::kQ4, false>();
+    case WeightFormat::kQ8:
+      return wide ? launch.template operator()<WeightFormat::kQ8, true>()
+                  : launch.template operator()<WeightFormat::kQ8, false>();
+    case WeightFormat::kBf16:
+      return launch.template operator()<WeightFormat::kBf16, false>();
+    case WeightFormat::kF16:
+      return launch.template operator()<WeightFormat::kF16, false>();
+    case WeightFormat::kF32:
+      return launch.template operator()<WeightFormat::kF32, false>();
+  }
+}
+
+}  // namespace
+
+void LaunchChooseExperts(const float* scores, int scores_stride, const ExpertGroups& groups,
+                         cudaStream_t stream) {
+  constexpr int kWarps = kThreads / 32;
+  Launch("the kernel that chooses experts", ChooseKernel,
+         dim3(static_cast<unsigned>((groups.tokens + kWarps - 1) / kWarps)), dim3(kThreads), 0,
+         stream, scores, scores_stride, groups);
+}
+
+void LaunchGroupExperts(const ExpertGroups& groups, cudaStream_t stream) {
+  Launch("the kernel that groups experts", GroupKernel, dim3(1), dim3(kGroupThreads), 0, stream,
+         groups, ExpertTileRows(groups.pairs(), groups.experts));
+}
+
+void LaunchGroupedGateUp(const ExpertGroups& groups, const PackedMatrix& stack,
+                         const __nv_bfloat16* input, __nv_bfloat16* output, cudaStream_t stream) {
+  LaunchGrouped<true>(groups, stack, input, output, stream);
+}
+
+void LaunchGroupedDown(const ExpertGroups& groups, const PackedMatrix& stack,
+                       const __nv_bfloat16* input, __nv_bfloat16* output, cudaStream_t stream) {
+  LaunchGrouped<false>(groups, stack, input, output, stream);
+}
+
+void LaunchCombineExperts(const ExpertGroups& groups, const __nv_bfloat16* rows, float scale,
+                          int width, float* output, int stride, cudaStream_t stream) {
+  const int blocks = ((width + 7) / 8 + kThreads - 1) / kThreads;
+  Launch("the kernel that adds experts up", CombineKernel,
+         dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(groups.tokens)), dim3(kThreads),
+         0, stream, groups, rows, scale, width, output, stride);
+}
+
+}  // namespace adder::cuda

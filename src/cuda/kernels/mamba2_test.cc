@@ -1,0 +1,222 @@
+// The Mamba-2 kernels against a plain reference. Runs where there is a CUDA device.
+#include "cuda/kernels/mamba2.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <ostream>
+
+#include "cuda/kernels/device_data_for_test.h"
+
+namespace adder::cuda {
+namespace {
+
+struct Sizes {
+  int heads;
+  int head_dim;
+  int d_state;
+  int groups;
+  int d_conv;
+  bool bias;
+};
+std::ostream& operator<<(std::ostream& out, const Sizes& s) {
+  return out << s.heads << " heads of " << s.head_dim << ", state " << s.d_state << ", " << s.groups
+             << " groups, " << s.d_conv << " taps" << (s.bias ? ", bias" : "");
+}
+
+// Slots in another order than sequences, and sequences at different phases of the ring.
+constexpr int kSlots[] = {2, 0, 3};
+constexpr int kPositions[] = {0, 5, 1003};
+constexpr int kSequences = 3;
+constexpr int kTokens = 19;  // longer than a chunk of the scan
+
+class Mamba2Kernels : public testing::TestWithParam<Sizes> {
+ protected:
+  void SetUp() override {
+    if (DeviceCount() == 0) GTEST_SKIP() << "there is no CUDA device";
+    const Sizes& s = GetParam();
+    p_.heads = s.heads;
+    p_.head_dim = s.head_dim;
+    p_.d_state = s.d_state;
+    p_.groups = s.groups;
+    p_.d_conv = s.d_conv;
+    p_.dt_min = 0.02f;
+    p_.dt_max = 1.5f;
+    channels_ = p_.conv_channels();
+    width_ = (p_.inner() + channels_ + s.heads + 3) / 4 * 4;
+    output_stride_ = (p_.inner() + 3) / 4 * 4;
+    p_.conv_offset = 64;
+    p_.ssm_offset = 64 + (s.d_conv * channels_ + 63) / 64 * 64;
+    slot_floats_ = static_cast<size_t>(p_.ssm_offset) +
+                   static_cast<size_t>(s.heads * s.d_state * s.head_dim + 64);
+    conv_weight_ = RandomFloats(1, static_cast<size_t>(s.d_conv * channels_));
+    conv_bias_ = RandomFloats(2, static_cast<size_t>(channels_));
+    dt_bias_ = RandomFloats(3, static_cast<size_t>(s.heads), -2, 1);
+    a_ = RandomFloats(4, static_cast<size_t>(s.heads), -4, -0.1f);
+    d_ = RandomFloats(5, static_cast<size_t>(s.heads));
+    slots_ = RandomFloats(6, slot_floats_ * 4);
+    projected_ = RandomFloats(7, static_cast<size_t>(kSequences * kTokens * width_), -3, 3);
+  }
+
+  // Token `token` of sequence `sequence` lies in this row.
+  static int RowOf(int sequence, int token) { return sequence * kTokens + token; }
+
+  // Output rows of the reference, which changes `slots`.
+  std::vector<double> Reference(std::vector<float>& slots) const {
+    const Sizes& s = GetParam();
+    std::vector<double> output(static_cast<size_t>(kSequences * kTokens * output_stride_));
+    const auto silu = [](double x) { return x / (1 + std::exp(-x)); };
+    for (int sequence = 0; sequence < kSequences; ++sequence) {
+      float* slot = slots.data() + static_cast<size_t>(kSlots[sequence]) * slot_floats_;
+      float* ring = slot + p_.conv_offset;
+      float* state = slot + p_.ssm_offset;
+      for (int token = 0; token < kTokens; ++token) {
+        const int position = kPositions[sequence] + token;
+        const float* row = projected_.data() + RowOf(sequence, token) * width_;
+        std::vector<double> convolved;
+        for (int c = 0; c < channels_; ++c) {
+          double sum = s.bias ? conv_bias_[static_cast<size_t>(c)] : 0;
+          for (int tap = 0; tap < s.d_conv; ++tap) {
+            const int from = position + 1 + tap;
+            const float input =
+                tap + 1 == s.d_conv ? row[p_.inner() + c] : ring[from % s.d_conv * channels_ + c];
+            sum +=
+                static_cast<double>(conv_weight_[static_cast<size_t>(tap * channels_ + c)]) * input;
+          }
+          convolved.push_back(silu(sum));
+        }
+        for (int c = 0; c < channels_ && s.d_conv > 1; ++c) {
+          ring[position % s.d_conv * channels_ + c] = row[p_.inner() + c];
+        }
+        for (int head = 0; head < s.heads; ++head) {
+          const auto h = static_cast<size_t>(head);
+          const double raw = static_cast<double>(row[p_.inner() + channels_ + head]) + dt_bias_[h];
+          const double dt = std::clamp(std::log1p(std::exp(raw)), static_cast<double>(p_.dt_min),
+                                       static_cast<double>(p_.dt_max));
+          const int group = head / (s.heads / s.groups);
+          const double* b = convolved.data() + p_.inner() + group * s.d_state;
+          const double* c = b + s.groups * s.d_state;
+          for (int i = 0; i < s.head_dim; ++i) {
+            const int channel = head * s.head_dim + i;
+            const double x = convolved[static_cast<size_t>(channel)];
+            double y = d_[h] * x;
+            for (int n = 0; n < s.d_state; ++n) {
+              float& element = state[(head * s.d_state + n) * s.head_dim + i];
+              element = static_cast<float>(std::exp(dt * a_[h]) * element + dt * b[n] * x);
+              y += c[n] * element;
+            }
+            output[static_cast<size_t>(RowOf(sequence, token) * output_stride_ + channel)] =
+                y * silu(row[channel]);
+          }
+        }
+      }
+    }
+    return output;
+  }
+
+  struct Result {
+    std::vector<float> output;
+    std::vector<float> slots;
+  };
+  // launch(params, first token, runs) puts kernels on the stream for `tokens` tokens of each.
+  template <class Launch>
+  Result Run(int tokens_at_a_time, Launch launch) const {
+    const DeviceArray<float> conv_weight(conv_weight_), conv_bias(conv_bias_), dt_bias(dt_bias_),
+        a(a_), d(d_), slots(slots_), projected(projected_);
+    const DeviceArray<float> output(static_cast<size_t>(kSequences * kTokens * output_stride_));
+    const Stream stream;
+    Mamba2Params p = p_;
+    p.conv_weight = conv_weight.data();
+    p.conv_bias = GetParam().bias ? conv_bias.data() : nullptr;
+    p.dt_bias = dt_bias.data();
+    p.a = a.data();
+    p.d = d.data();
+    p.run_count = kSequences;
+    p.projected = projected.data();
+    p.projected_stride = width_;
+    p.output = output.data();
+    p.output_stride = output_stride_;
+    for (int begin = 0; begin < kTokens; begin += tokens_at_a_time) {
+      const int tokens = std::min(tokens_at_a_time, kTokens - begin);
+      std::vector<SequenceRun> runs;
+      for (int i = 0; i < kSequences; ++i) {
+        runs.push_back({slots.data() + static_cast<size_t>(kSlots[i]) * slot_floats_, nullptr,
+                        kPositions[i] + begin, RowOf(i, begin), tokens, 0});
+      }
+      const DeviceArray<SequenceRun> device_runs(runs);
+      p.runs = device_runs.data();
+      launch(p, tokens, stream.get());
+      stream.Synchronize();
+    }
+    return {output.Download(), slots.Download()};
+  }
+
+  Result Steps(int heads_per_block = 0) const {
+    return Run(1, [=](Mamba2Params p, int, cudaStream_t stream) {
+      p.heads_per_block = heads_per_block;
+      LaunchMamba2Step(p, stream);
+    });
+  }
+  Result Prefill() const {
+    const DeviceArray<float> convolved(static_cast<size_t>(kSequences * kTokens * channels_));
+    return Run(kTokens, [&](const Mamba2Params& p, int tokens, cudaStream_t stream) {
+      LaunchMamba2Prefill(p, tokens, convolved.data(), stream);
+    });
+  }
+
+  Mamba2Params p_;
+  int channels_ = 0;
+  int width_ = 0;
+  int output_stride_ = 0;
+  size_t slot_floats_ = 0;
+  std::vector<float> conv_weight_, conv_bias_, dt_bias_, a_, d_, slots_, projected_;
+};
+
+TEST_P(Mamba2Kernels, StepsMatchTheReference) {
+  std::vector<float> expected_slots = slots_;
+  const std::vector<double> expected = Reference(expected_slots);
+  const Result found = Steps();
+  double largest = 0;
+  for (double value : expected) largest = std::max(largest, std::abs(value));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_NEAR(found.output[i], expected[i], 3e-6 * largest)
+        << "row " << i / static_cast<size_t>(output_stride_) << " channel "
+        << i % static_cast<size_t>(output_stride_);
+  }
+  // The whole of every slot: rings exactly, nothing else touched.
+  for (size_t i = 0; i < expected_slots.size(); ++i) {
+    const bool is_state = i % slot_floats_ >= static_cast<size_t>(p_.ssm_offset);
+    ASSERT_NEAR(found.slots[i], expected_slots[i],
+                is_state ? 2e-6 * std::max(10.0f, std::abs(expected_slots[i])) : 0)
+        << "slot " << i / slot_floats_ << " float " << i % slot_floats_;
+  }
+}
+
+TEST_P(Mamba2Kernels, SeveralHeadsPerBlockChangeNothing) {
+  const Result expected = Steps();
+  const int of_group = GetParam().heads / GetParam().groups;
+  for (int heads = 1; heads <= of_group; ++heads) {
+    if (of_group % heads != 0) continue;
+    const Result found = Steps(heads);
+    EXPECT_EQ(found.output, expected.output) << heads << " heads per block";
+    EXPECT_EQ(found.slots, expected.slots) << heads << " heads per block";
+  }
+}
+
+TEST_P(Mamba2Kernels, PrefillIsBitwiseTheSameAsSteps) {
+  const Result steps = Steps();
+  const Result prefill = Prefill();
+  EXPECT_EQ(prefill.output, steps.output);
+  EXPECT_EQ(prefill.slots, steps.slots);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, Mamba2Kernels,
+                         testing::Values(Sizes{6, 32, 128, 1, 4, true},
+                                         Sizes{4, 64, 128, 2, 4, true},
+                                         Sizes{8, 80, 64, 4, 4, false},
+                                         Sizes{3, 16, 16, 3, 1, true}, Sizes{4, 37, 40, 2, 2, true},
+                                         Sizes{2, 7, 5, 1, 3, false}, Sizes{2, 64, 256, 1, 8, true},
+                                         Sizes{5, 20, 100, 5, 5, false}));
+
+}  // namespace
+}  // namespace adder::cuda

@@ -1,0 +1,62 @@
+#include "cuda/op_params.h"
+
+namespace adder::cuda {
+namespace {
+
+int Narrow(int64_t value) { return static_cast<int>(value); }
+
+}  // namespace
+
+int BufferWidth(const Program& program, BufferId id) {
+  return Narrow(program.buffers[static_cast<size_t>(id)].width);
+}
+
+int BufferStride(const Program& program, BufferId id) {
+  return (BufferWidth(program, id) + 3) / 4 * 4;
+}
+
+Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
+                         const Slice& slice) {
+  const Mamba2& m = op.mixer;
+  Mamba2Params params;
+  params.heads = Narrow(m.heads);
+  params.head_dim = Narrow(m.head_dim);
+  params.d_state = Narrow(m.d_state);
+  params.groups = Narrow(m.groups);
+  params.d_conv = Narrow(m.d_conv);
+  params.dt_min = m.dt_min;
+  params.dt_max = m.dt_max;
+  params.conv_weight = weights.vector(m.conv_weight);
+  params.conv_bias = weights.vector(m.conv_bias);
+  params.dt_bias = weights.vector(m.dt_bias);
+  params.a = weights.vector(m.a);
+  params.d = weights.vector(m.d);
+  params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
+  params.ssm_offset = state.RecurrentOffset(op.ssm_state);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  return params;
+}
+
+AttentionParams MixerParams(const AttentionOp& op, const Program& program,
+                            const DeviceWeights& weights, const DeviceState& state,
+                            const Slice& slice) {
+  const Attention& m = op.mixer;
+  AttentionParams params;
+  params.heads = Narrow(m.heads);
+  params.kv_heads = Narrow(m.kv_heads);
+  params.head_dim = Narrow(m.head_dim);
+  params.scale = m.scale;
+  params.inverse_frequencies = weights.inverse_frequencies(m);
+  params.rotary_dim = m.rope ? Narrow(m.rope->rotary_dim) : 0;
+  params.kv_bf16 = state.kv_bf16();
+  params.kv_offset = state.KvOffset(op.kv);
+  params.page_positions = Narrow(program.layout.page_positions);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  params.rows = slice.rows;
+  params.row_runs = slice.row_runs;
+  return params;
+}
+
+}  // namespace adder::cuda

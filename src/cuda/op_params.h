@@ -1,0 +1,25 @@
+// What kernels' parameters take from an op, its weights and a slice, whatever buffers it runs on.
+#pragma once
+
+#include "cuda/device_state.h"
+#include "cuda/device_weights.h"
+#include "cuda/kernels/attention.h"
+#include "cuda/kernels/mamba2.h"
+#include "cuda/slice.h"
+#include "program/program.h"
+
+namespace adder::cuda {
+
+int BufferWidth(const Program& program, BufferId id);
+// In floats; rows begin on 16-byte boundaries.
+int BufferStride(const Program& program, BufferId id);
+
+// All but the activations.
+Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
+                         const Slice& slice);
+// All but the activations and scratch.
+AttentionParams MixerParams(const AttentionOp& op, const Program& program,
+                            const DeviceWeights& weights, const DeviceState& state,
+                            const Slice& slice);
+
+}  // namespace adder::cuda

@@ -1,0 +1,368 @@
+#include "cuda/wide_ops.h"
+
+#include <algorithm>
+
+#include "cuda/kernels/attention_chunks.h"
+#include "cuda/kernels/bf16_rows.h"
+#include "cuda/kernels/mamba2_chunks.h"
+#include "cuda/op_params.h"
+
+namespace adder::cuda {
+namespace {
+
+// Tokens of a product are rounded up to a multiple of this, so that few shapes are ever seen. The
+// rows beyond a slice belong to nobody.
+constexpr int kRowStep = 64;
+// With memory for fewer, slices are not worth it.
+constexpr int kFewestRows = 512;
+
+int Narrow(int64_t value) { return static_cast<int>(value); }
+
+// Largest sizes over a program's ops, in elements.
+struct ScratchSizes {
+  size_t activations = 0;
+  size_t unpacked = 0;
+  size_t gates = 0;
+  size_t convolved = 0;
+  size_t state = 0;
+  size_t steps = 0;
+  size_t widened = 0;
+  size_t scores = 0;
+  size_t expert_rows = 0;
+  size_t expert_order = 0;
+  size_t expert_tiles = 0;
+};
+
+// Between a router's rows of scores.
+int ScoresStride(const PackedMatrix& router) { return (router.rows + 3) / 4 * 4; }
+
+size_t UnpackedBytes(const PackedMatrix& matrix) {
+  return static_cast<size_t>(int64_t{matrix.rows} * Bf16Stride(matrix.cols)) *
+         sizeof(__nv_bfloat16);
+}
+
+void Raise(size_t& size, int64_t value) { size = std::max(size, static_cast<size_t>(value)); }
+
+}  // namespace
+
+bool WideOps::Support(const Program& program) {
+  for (const Op& op : program.ops) {
+    if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
+      const Mamba2& m = mamba->mixer;
+      if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), Narrow(m.d_conv))) {
+        return false;
+      }
+    } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
+      if (!AttentionChunksSupport(Narrow(attention->mixer.head_dim),
+                                  Narrow(program.layout.page_positions))) {
+        return false;
+      }
+    } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+      const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
+      // Norms read groups four values at a time.
+      if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
+        return false;
+      }
+    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
+      if (router->experts > kMostGroupedExperts) return false;
+    } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
+      if (gate_up->intermediate % 8 != 0) return false;
+    }
+  }
+  return true;
+}
+
+WideOps::WideOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
+                 const Stream& stream, int multiprocessors, const WideLimits& limits)
+    : program_(program),
+      weights_(weights),
+      state_(state),
+      stream_(stream),
+      multiprocessors_(multiprocessors),
+      rows_(limits.rows),
+      is_bf16_(program.buffers.size(), false) {
+  KeepUnpacked(limits.kept_bytes);
+  while (rows_ >= kFewestRows && PlaceBuffers(nullptr) > limits.buffer_bytes) rows_ /= 2;
+  rows_ = rows_ < kFewestRows ? 0 : rows_ / kRowStep * kRowStep;
+  if (rows_ == 0) return;
+  memory_ = DeviceMemory(PlaceBuffers(nullptr));
+  PlaceBuffers(memory_.as<std::byte>());
+}
+
+size_t WideOps::PlaceBuffers(std::byte* base) {
+  const int64_t rows = rows_;
+  ScratchSizes sizes;
+  const auto raise_unpacked = [&](const PackedMatrix& matrix) {
+    if (kept_.count(matrix.data) == 0) {
+      Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
+    }
+  };
+  for (const Op& op : program_.ops) {
+    if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+      if (linear->logits_rows_only) continue;
+      const PackedMatrix& matrix = weights_.matrix(linear->linear.weight);
+      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
+      raise_unpacked(matrix);
+      if (linear->epilogue == Epilogue::kSiluMul) {
+        Raise(sizes.gates, rows * Bf16Stride(matrix.rows));
+      }
+    } else if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
+      const Mamba2& m = mamba->mixer;
+      Raise(sizes.convolved, rows * m.conv_channels());
+      Raise(sizes.state, WideSlicePieces(rows_) * m.inner() * m.d_state);
+      Raise(sizes.steps, rows * m.heads);
+    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
+      const PackedMatrix& matrix = weights_.matrix(router->router.weight);
+      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
+      raise_unpacked(matrix);
+      Raise(sizes.scores, rows * ScoresStride(matrix));
+      Raise(sizes.expert_order, rows * router->top_k);
+      // Never more than tiles of the smaller kind.
+      Raise(sizes.expert_tiles, rows * router->top_k / 64 + router->experts);
+    } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
+      Raise(sizes.activations, rows * Bf16Stride(weights_.stack(gate_up->gate_up).cols));
+    } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
+      Raise(sizes.expert_rows, rows * down->top_k * Bf16Stride(weights_.stack(down->down).rows));
+    }
+  }
+  size_t total = 0;
+  const auto place = [&]<class T>(T*& pointer, size_t count) {
+    pointer = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(base) + total);
+    total += (count * sizeof(T) + 255) / 256 * 256;
+  };
+  buffers_.assign(program_.buffers.size(), nullptr);
+  for (size_t b = 0; b < buffers_.size(); ++b) {
+    const auto id = static_cast<BufferId>(b);
+    // The head's rows are the executor's.
+    if (id == program_.logits) continue;
+    const auto floats = static_cast<size_t>(rows * Stride(id));
+    place(buffers_[b], floats);
+    sizes.widened = std::max(sizes.widened, floats);
+  }
+  place(activations_, sizes.activations);
+  place(unpacked_, sizes.unpacked);
+  place(gates_, sizes.gates);
+  place(convolved_, sizes.convolved);
+  place(before_, sizes.state);
+  place(added_, sizes.state);
+  place(steps_, sizes.steps);
+  place(widened_, sizes.widened);
+  place(scores_, sizes.scores);
+  place(expert_rows_, sizes.expert_rows);
+  place(expert_chosen_, sizes.expert_order);
+  place(expert_order_, sizes.expert_order);
+  place(expert_tiles_, sizes.expert_tiles);
+  place(expert_tile_count_, 1);
+  return total;
+}
+
+void WideOps::KeepUnpacked(size_t most_bytes) {
+  std::vector<const PackedMatrix*> matrices;
+  size_t total = 0;
+  const auto add = [&](MatrixId id) {
+    const PackedMatrix& matrix = weights_.matrix(id);
+    const size_t bytes = (UnpackedBytes(matrix) + 255) / 256 * 256;
+    if (total + bytes > most_bytes || !kept_.emplace(matrix.data, nullptr).second) return;
+    matrices.push_back(&matrix);
+    total += bytes;
+  };
+  for (const Op& op : program_.ops) {
+    if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+      if (!linear->logits_rows_only) add(linear->linear.weight);
+    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
+      add(router->router.weight);
+    }
+  }
+  kept_memory_ = DeviceMemory(total);
+  auto* to = kept_memory_.as<std::byte>();
+  for (const PackedMatrix* matrix : matrices) {
+    auto* rows = reinterpret_cast<__nv_bfloat16*>(to);
+    LaunchUnpack(*matrix, 0, rows, stream_.get());
+    kept_[matrix->data] = rows;
+    to += (UnpackedBytes(*matrix) + 255) / 256 * 256;
+  }
+}
+
+const __nv_bfloat16* WideOps::Unpacked(const PackedMatrix& matrix) {
+  const auto found = kept_.find(matrix.data);
+  if (found != kept_.end()) return found->second;
+  LaunchUnpack(matrix, 0, unpacked_, stream_.get());
+  return unpacked_;
+}
+
+int WideOps::Width(BufferId id) const { return BufferWidth(program_, id); }
+int WideOps::Stride(BufferId id) const { return BufferStride(program_, id); }
+
+float* WideOps::F32Values(BufferId id) {
+  is_bf16_[static_cast<size_t>(id)] = false;
+  if (normalized_ == id) normalized_ = kNoId;
+  return Values(id);
+}
+
+__nv_bfloat16* WideOps::Bf16Values(BufferId id) {
+  is_bf16_[static_cast<size_t>(id)] = true;
+  if (normalized_ == id) normalized_ = kNoId;
+  return reinterpret_cast<__nv_bfloat16*>(Values(id));
+}
+
+float* WideOps::WidenedValues(BufferId id, int rows) {
+  if (!is_bf16_[static_cast<size_t>(id)]) return Values(id);
+  LaunchWiden(reinterpret_cast<const __nv_bfloat16*>(Values(id)), rows, Width(id), widened_,
+              Stride(id), stream_.get());
+  return widened_;
+}
+
+WideOps::Bf16Rows WideOps::Activations(BufferId id, const std::optional<RmsNorm>& norm, int rows) {
+  if (is_bf16_[static_cast<size_t>(id)] && !norm) {
+    return {reinterpret_cast<const __nv_bfloat16*>(Values(id)), Width(id)};
+  }
+  // The ops of a block that read the residual share one norm.
+  if (norm && normalized_ == id && norm_weight_ == norm->weight) return {activations_, Width(id)};
+  normalized_ = norm ? id : kNoId;
+  norm_weight_ = norm ? norm->weight : kNoId;
+  Bf16NormParams params;
+  params.input = WidenedValues(id, rows);
+  params.stride = Stride(id);
+  params.rows = rows;
+  params.width = Width(id);
+  if (norm) {
+    params.groups = Narrow(norm->groups);
+    params.weight = weights_.vector(norm->weight);
+    params.eps = norm->eps;
+  }
+  params.output = activations_;
+  LaunchBf16Norm(params, stream_.get());
+  return {activations_, Width(id)};
+}
+
+// `product` says what becomes of the result.
+void WideOps::Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int rows,
+                       DenseProduct product) {
+  product.tokens = (rows + kRowStep - 1) / kRowStep * kRowStep;
+  product.rows = matrix.rows;
+  product.cols = matrix.cols;
+  product.activations = input.data;
+  product.activations_stride = Bf16Stride(input.width);
+  product.weights = Unpacked(matrix);
+  product.weights_stride = Bf16Stride(matrix.cols);
+  products_.Launch(product, stream_);
+}
+
+void WideOps::Launch(const Op& op, const Slice& slice) {
+  std::visit([&](const auto& body) { Launch(body, slice); }, op.body);
+}
+
+void WideOps::Launch(const EmbedOp& op, const Slice& slice) {
+  LaunchEmbed(weights_.matrix(op.embedding), slice.tokens, slice.rows, op.scale,
+              F32Values(op.output), Stride(op.output), nullptr, 0, stream_.get());
+}
+
+void WideOps::Launch(const LinearOp& op, const Slice& slice) {
+  const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
+  const float* bias = weights_.vector(op.linear.bias);
+  const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
+  DenseProduct product;
+  if (op.epilogue == Epilogue::kSiluMul) {
+    product.output = gates_;
+    product.output_bf16 = true;
+    product.output_stride = Bf16Stride(matrix.rows);
+    Multiply(matrix, input, slice.rows, product);
+    LaunchSiluMul(gates_, bias, slice.rows, matrix.rows / 2, Bf16Values(op.output), stream_.get());
+    return;
+  }
+  product.scale = op.scale;
+  product.add = op.epilogue == Epilogue::kAdd;
+  product.output = F32Values(op.output);
+  product.output_stride = Stride(op.output);
+  Multiply(matrix, input, slice.rows, product);
+  if (bias != nullptr) {
+    LaunchAddBias(bias, op.scale, slice.rows, matrix.rows, Values(op.output), Stride(op.output),
+                  stream_.get());
+  }
+}
+
+void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
+  Mamba2ChunkParams params;
+  params.mixer = MixerParams(op, weights_, state_, slice);
+  params.mixer.projected = Values(op.input);
+  params.mixer.projected_stride = Stride(op.input);
+  params.mixer.output = F32Values(op.output);
+  params.mixer.output_stride = Stride(op.output);
+  params.rows = slice.rows;
+  params.pieces = slice.pieces;
+  params.piece_count = slice.piece_count;
+  params.first_pieces = slice.first_pieces;
+  params.convolved = convolved_;
+  params.steps = steps_;
+  params.added = added_;
+  params.before = before_;
+  LaunchMamba2Chunks(params, multiprocessors_, stream_.get());
+}
+
+void WideOps::Launch(const AttentionOp& op, const Slice& slice) {
+  AttentionChunkParams params;
+  params.attention = MixerParams(op, program_, weights_, state_, slice);
+  params.attention.qkv = Values(op.input);
+  params.attention.qkv_stride = Stride(op.input);
+  params.pieces = slice.pieces;
+  params.piece_count = slice.piece_count;
+  LaunchKvAppend(params.attention, stream_.get());
+  params.output = Bf16Values(op.output);
+  params.output_stride = Bf16Stride(Width(op.output));
+  LaunchAttentionChunks(params, stream_.get());
+}
+
+ExpertGroups WideOps::Groups(BufferId routing, int64_t top_k, size_t experts, int rows) const {
+  ExpertGroups groups;
+  groups.tokens = rows;
+  groups.top_k = Narrow(top_k);
+  groups.experts = static_cast<int>(experts);
+  groups.routing = Values(routing);
+  groups.routing_stride = Stride(routing);
+  groups.chosen = expert_chosen_;
+  groups.order = expert_order_;
+  groups.tiles = expert_tiles_;
+  groups.tile_count = expert_tile_count_;
+  return groups;
+}
+
+ExpertGroups WideOps::Grouped(BufferId routing, int64_t top_k, size_t experts, int rows) {
+  const ExpertGroups groups = Groups(routing, top_k, experts, rows);
+  if (grouped_ != routing) LaunchGroupExperts(groups, stream_.get());
+  grouped_ = routing;
+  return groups;
+}
+
+void WideOps::Launch(const RouterOp& op, const Slice& slice) {
+  const PackedMatrix& matrix = weights_.matrix(op.router.weight);
+  DenseProduct product;
+  product.output = scores_;
+  product.output_stride = ScoresStride(matrix);
+  Multiply(matrix, Activations(op.input, op.norm, slice.rows), slice.rows, product);
+  if (const float* bias = weights_.vector(op.router.bias)) {
+    LaunchAddBias(bias, 1, slice.rows, matrix.rows, scores_, product.output_stride, stream_.get());
+  }
+  F32Values(op.output);
+  LaunchChooseExperts(scores_, product.output_stride,
+                      Groups(op.output, op.top_k, static_cast<size_t>(op.experts), slice.rows),
+                      stream_.get());
+  grouped_ = kNoId;
+}
+
+void WideOps::Launch(const ExpertGateUpOp& op, const Slice& slice) {
+  const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
+  const ExpertGroups groups = Grouped(op.routing, op.top_k, op.gate_up.size(), slice.rows);
+  LaunchGroupedGateUp(groups, weights_.stack(op.gate_up), input.data, Bf16Values(op.output),
+                      stream_.get());
+}
+
+void WideOps::Launch(const ExpertDownOp& op, const Slice& slice) {
+  const PackedMatrix& stack = weights_.stack(op.down);
+  const ExpertGroups groups = Grouped(op.routing, op.top_k, op.down.size(), slice.rows);
+  LaunchGroupedDown(groups, stack, reinterpret_cast<const __nv_bfloat16*>(Values(op.input)),
+                    expert_rows_, stream_.get());
+  LaunchCombineExperts(groups, expert_rows_, op.scale, stack.rows, F32Values(op.output),
+                       Stride(op.output), stream_.get());
+}
+
+}  // namespace adder::cuda

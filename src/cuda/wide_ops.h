@@ -1,0 +1,117 @@
+// The ops of a program over slices of many tokens: dense bf16 products on unpacked weights, the
+// chunked Mamba-2 scan, attention on tensor cores.
+//
+// Has activation buffers of its own, since decode graphs hold pointers to those of the executor.
+// Some activations are bf16 here; they lie at the beginning of their f32 buffer.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cuda/blas.h"
+#include "cuda/device_memory.h"
+#include "cuda/device_state.h"
+#include "cuda/device_weights.h"
+#include "cuda/kernels/expert_groups.h"
+#include "cuda/slice.h"
+#include "program/program.h"
+
+namespace adder::cuda {
+
+struct WideLimits {
+  int rows = 0;             // tokens of a slice, fewer where there is too little memory
+  size_t buffer_bytes = 0;  // for activations
+  size_t kept_bytes = 0;    // for unpacked weights that are kept; others are unpacked each time
+};
+
+class WideOps {
+ public:
+  // Whether the kernels handle every op of the program.
+  static bool Support(const Program& program);
+
+  // Takes the memory. The arguments must outlive it.
+  WideOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
+          const Stream& stream, int multiprocessors, const WideLimits& limits);
+
+  // Tokens a slice may have; 0: there is too little memory for wide slices.
+  int rows() const { return rows_; }
+
+  // Puts one op on the stream. Not for the head: its rows are few.
+  void Launch(const Op& op, const Slice& slice);
+
+  // f32 rows, as distant as the executor's.
+  float* Values(BufferId id) const { return buffers_[static_cast<size_t>(id)]; }
+  // The same for a buffer that may hold bf16; valid until the next call.
+  float* WidenedValues(BufferId id, int rows);
+
+ private:
+  // Rows of bf16, Bf16Stride(width) apart.
+  struct Bf16Rows {
+    const __nv_bfloat16* data = nullptr;
+    int width = 0;
+  };
+
+  void KeepUnpacked(size_t most_bytes);
+  // Sets the pointers to parts of memory that begins at `base`; returns its size.
+  size_t PlaceBuffers(std::byte* base);
+  const __nv_bfloat16* Unpacked(const PackedMatrix& matrix);
+  int Width(BufferId id) const;
+  int Stride(BufferId id) const;
+  // Rows of a buffer whose contents are f32 or bf16 from now on.
+  float* F32Values(BufferId id);
+  __nv_bfloat16* Bf16Values(BufferId id);
+  Bf16Rows Activations(BufferId id, const std::optional<RmsNorm>& norm, int rows);
+  ExpertGroups Groups(BufferId routing, int64_t top_k, size_t experts, int rows) const;
+  // The same with its lists filled.
+  ExpertGroups Grouped(BufferId routing, int64_t top_k, size_t experts, int rows);
+  void Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int rows, DenseProduct product);
+
+  void Launch(const EmbedOp& op, const Slice& slice);
+  void Launch(const LinearOp& op, const Slice& slice);
+  void Launch(const Mamba2Op& op, const Slice& slice);
+  void Launch(const AttentionOp& op, const Slice& slice);
+  void Launch(const RouterOp& op, const Slice& slice);
+  void Launch(const ExpertGateUpOp& op, const Slice& slice);
+  void Launch(const ExpertDownOp& op, const Slice& slice);
+
+  const Program& program_;
+  const DeviceWeights& weights_;
+  const DeviceState& state_;
+  const Stream& stream_;
+  const int multiprocessors_;
+  int rows_;
+  DenseProducts products_;
+
+  // Matrices as bf16 rows, by their packed data.
+  DeviceMemory kept_memory_;
+  std::map<const void*, const __nv_bfloat16*> kept_;
+
+  DeviceMemory memory_;
+  std::vector<float*> buffers_;
+  std::vector<bool> is_bf16_;
+  __nv_bfloat16* activations_ = nullptr;  // operand of the next product
+  __nv_bfloat16* unpacked_ = nullptr;     // its weights, where they are not kept
+  __nv_bfloat16* gates_ = nullptr;        // gate | up before their product
+  __nv_bfloat16* convolved_ = nullptr;
+  __nv_bfloat16* before_ = nullptr;
+  float* added_ = nullptr;
+  float2* steps_ = nullptr;
+  float* widened_ = nullptr;
+  float* scores_ = nullptr;               // of a router
+  __nv_bfloat16* expert_rows_ = nullptr;  // [tokens * top_k, width]: what experts add
+  int* expert_chosen_ = nullptr;
+  int* expert_order_ = nullptr;
+  ExpertTile* expert_tiles_ = nullptr;
+  int* expert_tile_count_ = nullptr;
+
+  // What activations_ holds: a buffer, normalised; kNoId: something else.
+  BufferId normalized_ = kNoId;
+  VectorId norm_weight_ = kNoId;
+  // The routing that the experts' lists are of.
+  BufferId grouped_ = kNoId;
+};
+
+}  // namespace adder::cuda
