@@ -49,7 +49,11 @@ done
 
 if [ "$sanitizer" = 1 ]; then
   for tool in memcheck racecheck; do
-    echo "==> compute-sanitizer $tool"
+    echo "==> compute-sanitizer $tool, kernels"
+    compute-sanitizer --tool "$tool" --error-exitcode 1 "$(program cuda_test)" --gtest_brief=1 \
+      >"$work/$tool.log" 2>&1 || failed=1
+    tail -n 3 "$work/$tool.log"
+    echo "==> compute-sanitizer $tool, programs"
     compute-sanitizer --tool "$tool" --error-exitcode 1 "$(program op_difference_test)" \
       --gtest_filter='*synthetic*cuda*' --gtest_brief=1 >"$work/$tool.log" 2>&1 || failed=1
     tail -n 3 "$work/$tool.log"
@@ -113,7 +117,18 @@ audit "granitemoehybrid (350m)" "$work/granite-4.0-h-350m"
 audit "granitemoehybrid (tiny, experts)" "$work/granite-4.0-h-tiny"
 audit "mamba2 (130m, bf16)" "$work/mamba2-130m-bf16"
 audit "llama (3.2-1b)" "$work/llama-3.2-1b"
-audit "granite (conformance model)" "$ADDER_SHARED/conformance/models/granite"
+# No geometry of this family is at hand: the conformance model's, widened to the sizes of a real one.
+python3 -c '
+import json, sys
+config = json.load(open(sys.argv[1]))
+config.update(hidden_size=2048, intermediate_size=8192, num_attention_heads=32,
+              num_key_value_heads=8, num_hidden_layers=16, vocab_size=49152)
+for field in ("quantization", "quantization_config", "head_dim", "layer_types"):
+    config.pop(field, None)
+json.dump(config, open(sys.argv[2], "w"))
+' "$ADDER_SHARED/conformance/models/granite/config.json" "$work/granite.json"
+"$adder" synthesize --geometry "$work/granite.json" --output "$work/granite" --bits 4 >/dev/null || failed=1
+audit "granite (2048 wide, 16 layers)" "$work/granite"
 
 echo "==> bench conv"
 "$adder" bench conv >"$work/conv.log" 2>&1 || failed=1

@@ -28,8 +28,6 @@ struct Options {
 
 constexpr int64_t kMostSteps = 4096;
 constexpr int64_t kMostBatch = 256;
-// Before the steps that are traced: caches, clocks and the graph are then as in the long run.
-constexpr int64_t kWarmSteps = 16;
 
 void CheckOption(const char* name, int64_t value, int64_t most) {
   if (value < 1 || value > most) {
@@ -38,6 +36,9 @@ void CheckOption(const char* name, int64_t value, int64_t most) {
 }
 
 #ifdef ADDER_HAS_CUDA
+
+// Before the steps that are traced: caches, clocks and the graph are then as in the long run.
+constexpr int64_t kWarmSteps = 16;
 
 std::vector<int32_t> Prompt(const Options& options, const LoadedModel& model) {
   return options.tokens ? ParseTokenList(*options.tokens, "--tokens")
@@ -68,8 +69,6 @@ void MeasureSteps(const Options& options, AuditInput& input) {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   input.step_seconds = SpreadOf(std::move(seconds)).median;
-  run.Prefill(Prompt(options, model));
-  for (const StepPart& part : run.Profile()) input.device_seconds += part.seconds;
 }
 
 // What runs in a step.

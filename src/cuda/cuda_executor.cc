@@ -283,8 +283,45 @@ class CudaExecutor : public Executor {
     slice_.rows = bucket;
     slice_.most_tokens = 1;
     const int ops = StepParts() - 1;
-    for (int i = first; i < std::min(last, ops); ++i) Launch(program_.ops[static_cast<size_t>(i)]);
+    for (int i = first; i < std::min(last, ops); ++i) {
+      const auto index = static_cast<size_t>(i);
+      if (index > 0 && SharedExpertOf(index - 1) != nullptr) continue;
+      shared_expert_ = SharedExpertOf(index);
+      Launch(program_.ops[index]);
+    }
+    shared_expert_ = nullptr;
     if (last > ops) LaunchChoice(bucket);
+  }
+
+  // Of a step: the op behind a launch of experts that multiplies the same activations by an expert
+  // which every token takes, or adds its product to the same buffer. One launch does both, and the
+  // second op has none of its own.
+  const LinearOp* SharedExpertOf(size_t index) const {
+    constexpr int kMostRows = 8;
+    if (f32_ || slice_.rows > kMostRows || index + 1 >= program_.ops.size()) return nullptr;
+    const auto* linear = std::get_if<LinearOp>(&program_.ops[index + 1].body);
+    if (linear == nullptr || linear->linear.bias != kNoId) return nullptr;
+    const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
+    const Op& op = program_.ops[index];
+    if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
+      const bool same = linear->epilogue == Epilogue::kSiluMul && linear->input == gate_up->input &&
+                        linear->norm == gate_up->norm;
+      return same && CanShareLaunch(weights_.stack(gate_up->gate_up), shared) ? linear : nullptr;
+    }
+    if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
+      const bool same = linear->epilogue == Epilogue::kAdd && linear->output == down->output &&
+                        linear->scale == down->scale && !linear->norm;
+      return same && CanShareLaunch(weights_.stack(down->down), shared) ? linear : nullptr;
+    }
+    return nullptr;
+  }
+  void ShareLaunch(ExpertParams& params) {
+    if (shared_expert_ == nullptr) return;
+    params.shared = weights_.matrix(shared_expert_->linear.weight);
+    params.shared_input = Values(shared_expert_->input);
+    params.shared_input_stride = Stride(shared_expert_->input);
+    params.shared_output = Values(shared_expert_->output);
+    params.shared_output_stride = Stride(shared_expert_->output);
   }
 
   void LaunchChoice(int bucket) {
@@ -658,6 +695,7 @@ class CudaExecutor : public Executor {
     params.routing = Values(op.routing);
     params.routing_stride = Stride(op.routing);
     params.top_k = Narrow(op.top_k);
+    ShareLaunch(params);
     LaunchExpertGateUp(params, Shape(1), stream_.get());
   }
 
@@ -672,6 +710,7 @@ class CudaExecutor : public Executor {
     params.routing = Values(op.routing);
     params.routing_stride = Stride(op.routing);
     params.top_k = Narrow(op.top_k);
+    ShareLaunch(params);
     LaunchExpertDown(params, Shape(1), stream_.get());
   }
 
@@ -698,8 +737,9 @@ class CudaExecutor : public Executor {
   DeviceMemory counters_;
   DeviceMemory table_;
   std::array<size_t, 6> table_offsets_{};
-  Slice tables_;  // for slices of Forward
-  Slice slice_;   // what is being run
+  Slice tables_;                             // for slices of Forward
+  Slice slice_;                              // what is being run
+  const LinearOp* shared_expert_ = nullptr;  // that the op being launched takes in
 
   // The slice that is being run.
   std::vector<SequenceRun> runs_;

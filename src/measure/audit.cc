@@ -135,7 +135,7 @@ AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launche
 
 AuditRule BusyRule(const AuditReport& report) {
   return {"the GPU is busy", report.busy_share >= kLeastBusyShare,
-          Concat(FixedDigits(100 * report.busy_share, 1), "% of a step's time; at least ",
+          Concat(FixedDigits(100 * report.busy_share, 1), "% of the time; at least ",
                  FixedDigits(100 * kLeastBusyShare, 0), "% are asked for")};
 }
 
@@ -187,14 +187,10 @@ AuditReport Audit(const Program& program, const AuditInput& input) {
   report.output_waits_per_step = per_step(input.trace.event_synchronizations);
   report.allocations_per_step = per_step(CallsNamed(input.trace, kAllocatingCalls));
 
-  report.traced_busy_share =
-      spans.wall > 0 ? static_cast<double>(spans.busy) / static_cast<double>(spans.wall) : 0;
-  if (input.step_seconds > 0 && input.device_seconds > 0) {
-    report.step_seconds = input.step_seconds;
-    report.busy_share = std::min(1.0, input.device_seconds / input.step_seconds);
-  } else {
-    report.step_seconds = per_step(spans.wall) * kNano;
-    report.busy_share = report.traced_busy_share;
+  report.step_seconds = input.step_seconds;
+  report.traced_step_seconds = per_step(spans.wall) * kNano;
+  if (spans.wall > 0) {
+    report.busy_share = static_cast<double>(spans.busy) / static_cast<double>(spans.wall);
   }
   report.rules = {ChannelRule(program, report), WaitRule(report), AllocationRule(report),
                   LaunchRule(program, input.launches,
@@ -211,18 +207,18 @@ std::string AuditText(const AuditReport& report) {
                     FixedDigits(kernel.seconds * 1e6, 1),
                     FixedDigits(100 * kernel.share, 1) + "%"});
   }
-  std::string text =
-      Concat(TextTable(rows), "\nsteps traced     ", report.steps, " of ", report.batch,
-             report.batch == 1 ? " sequence" : " sequences", ", ", report.layers, " layers",
-             "\nper step         ", Number(report.launches_per_step), " launches, of them ",
-             Number(report.memcpys_per_step), " copies (", Number(report.host_copies_per_step),
-             " asked for by the host) and ", Number(report.memsets_per_step), " fills",
-             "\nhost per step    ", Number(report.synchronizations_per_step), " synchronisations, ",
-             Number(report.output_waits_per_step), " waits for tokens, ",
-             Number(report.allocations_per_step), " allocations", "\nstep             ",
-             FixedDigits(report.step_seconds * 1e6, 1), " us, GPU busy ",
-             FixedDigits(100 * report.busy_share, 1), "% (",
-             FixedDigits(100 * report.traced_busy_share, 1), "% while traced)\n\n");
+  std::string text = Concat(
+      TextTable(rows), "\nsteps traced     ", report.steps, " of ", report.batch,
+      report.batch == 1 ? " sequence" : " sequences", ", ", report.layers, " layers",
+      "\nper step         ", Number(report.launches_per_step), " launches, of them ",
+      Number(report.memcpys_per_step), " copies (", Number(report.host_copies_per_step),
+      " asked for by the host) and ", Number(report.memsets_per_step), " fills",
+      "\nhost per step    ", Number(report.synchronizations_per_step), " synchronisations, ",
+      Number(report.output_waits_per_step), " waits for tokens, ",
+      Number(report.allocations_per_step), " allocations", "\nstep             ",
+      FixedDigits(report.traced_step_seconds * 1e6, 1), " us while traced, ",
+      report.step_seconds > 0 ? FixedDigits(report.step_seconds * 1e6, 1) + " us otherwise, " : "",
+      "GPU busy ", FixedDigits(100 * report.busy_share, 1), "%\n\n");
   for (const AuditRule& rule : report.rules) {
     text += Concat(rule.kept ? "kept    " : "BROKEN  ", rule.name, ": ", rule.finding, ".\n");
   }
@@ -248,8 +244,8 @@ Json AuditJson(const AuditReport& report) {
           {"launches_per_step", report.launches_per_step},
           {"most_launches_per_layer", report.most_per_layer},
           {"step_seconds", report.step_seconds},
+          {"traced_step_seconds", report.traced_step_seconds},
           {"gpu_busy_share", report.busy_share},
-          {"gpu_busy_share_traced", report.traced_busy_share},
           {"memcpys_per_step", report.memcpys_per_step},
           {"host_copies_per_step", report.host_copies_per_step},
           {"memsets_per_step", report.memsets_per_step},

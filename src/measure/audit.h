@@ -16,11 +16,8 @@ struct AuditInput {
   int64_t batch = 1;
   std::vector<int64_t> launches;  // per part of a step, see program/step_profile.h
   DeviceTrace trace;
-  // Measured without a tracer, which puts gaps between kernels that are not there otherwise: from
-  // step to step in a long decode, and from a step's beginning on the GPU to its end. Zero: the
-  // trace has to do.
+  // From step to step without a tracer, to see how much tracing disturbs. Zero: not measured.
   double step_seconds = 0;
-  double device_seconds = 0;
 };
 
 struct AuditKernel {
@@ -42,11 +39,11 @@ struct AuditReport {
   int64_t layers = 0;
   int64_t steps = 0;
   int64_t batch = 1;
-  double launches_per_step = 0;  // kernels, copies and fills that ran
-  double most_per_layer = 0;     // launches of the layer that has most
-  double step_seconds = 0;       // of the wall, from step to step
+  double launches_per_step = 0;    // kernels, copies and fills that ran
+  double most_per_layer = 0;       // launches of the layer that has most
+  double step_seconds = 0;         // from step to step, untraced; zero: not measured
+  double traced_step_seconds = 0;  // the same while traced
   double busy_share = 0;
-  double traced_busy_share = 0;
   double memcpys_per_step = 0;
   double host_copies_per_step = 0;  // of those, the ones outside the step's graph
   double memsets_per_step = 0;
@@ -60,8 +57,7 @@ struct AuditReport {
 
 // The time of a kernel is its end minus the later of its start and the end of what ran before, so
 // that the times of kernels which overlap add up to the time in which any ran. The busy share is
-// device_seconds over step_seconds; the trace's own is the part of the time from its first start to
-// its last end in which anything ran.
+// the part of the time from the first start to the last end in which anything ran.
 //
 // Rules: no kernel runs once per channel (at most kMostInstancesPerLayer times per layer and step);
 // no call waits for a stream or the device, and none allocates; no layer runs more launches than

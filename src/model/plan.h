@@ -84,6 +84,8 @@ struct RmsNorm {
   VectorId weight = kNoId;
   float eps = 1e-5f;
   int64_t groups = 1;
+
+  bool operator==(const RmsNorm&) const = default;
 };
 
 enum class Activation { kSilu };

@@ -1,10 +1,15 @@
 // Launching kernels with programmatic dependent launch, and the device side of it.
 //
-// Protocol of every kernel here: what does not depend on the kernel before (weights, states written
-// by earlier steps) may be loaded first; then PdlWait, which returns when the kernel before has
-// ended and its writes are visible; then PdlTrigger, which lets the next kernel start its own first
-// part. Because each kernel triggers only after its wait, a kernel's first part runs after the end
-// of the last but one, so it may read whatever was written that early.
+// Protocol of every kernel here: what does not depend on the kernels just before (weights, states
+// written by earlier steps) may be loaded first; then PdlWait, which returns when the kernel before
+// has ended and its writes are visible; then PdlTrigger, which lets the next kernel start its own
+// first part.
+//
+// Matrix-vector kernels of small matrices trigger before they wait, so a chain of them may run
+// ahead of the kernels it depends on, though never of their results: every kernel ends after the
+// one before it. The kernels that begin a step (embedding) and end it (sampling), like all others,
+// trigger after the wait or not at all: so the first part of any kernel of a step runs after the
+// end of the step before, and may read the states, caches and tables which that step wrote.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -63,7 +63,7 @@ struct MatvecParams {
   // Warps that prepare activations: those that multiply, and more for long rows.
   int preparing_warps;
   float inverse_cols;
-  int experiment;
+  bool triggers_early;
 };
 
 __device__ __forceinline__ int Quotient(int value, int reciprocal) {
@@ -235,9 +235,9 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const bool finishes = !kStream && warp < params.row_warps && row < m.rows;
   const float bias = finishes && p.bias != nullptr ? p.bias[row] : 0.0f;
 
-  if (params.experiment & 1) PdlTrigger();
+  if (params.triggers_early) PdlTrigger();
   PdlWait();
-  if (!(params.experiment & 1)) PdlTrigger();
+  if (!params.triggers_early) PdlTrigger();
   if (kExperts != Experts::kNone && !is_shared) copy_first();
   float old = 0;
   if constexpr (!kStream && kEpilogue == LinearEpilogue::kAdd) {
@@ -410,11 +410,24 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
 
 int Reciprocal(int n) { return (65536 + n - 1) / n; }
 
+int RoundedUp(int value, int by) { return (value + by - 1) / by; }
+
 struct Launcher {
   MatvecParams params;
   unsigned grid_y;
   int multiprocessors;
   cudaStream_t stream;
+
+  // Few spans per warp, as long as all blocks are on the device at once.
+  void ChooseWarps(int tiles, int spans) {
+    const int tiles_per_multiprocessor = RoundedUp(tiles, multiprocessors);
+    params.held_spans =
+        std::max(RoundedUp(spans, kMostWarps),
+                 std::min(2, RoundedUp(spans * tiles_per_multiprocessor, kMostWarps)));
+    params.column_warps = RoundedUp(spans, params.held_spans);
+    params.row_warps =
+        std::max(1, std::min(kMostWarps / params.column_warps, tiles_per_multiprocessor));
+  }
 
   template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue>
   void Run() {
@@ -427,24 +440,14 @@ struct Launcher {
     if (kExperts == Experts::kDown) spans += (params.shared.chunks + kChunks - 1) / kChunks;
     if (kExperts == Experts::kGateUp) tiles = std::max(tiles, params.shared.tiles);
     params.spans_of_block = spans;
-    // Few spans per warp, as long as all blocks are on the device at once.
-    const int tiles_per_multiprocessor =
-        (m.tiles * static_cast<int>(grid_y) + multiprocessors - 1) / multiprocessors;
-    const int spans_per_warp =
-        std::max((spans + kMostWarps - 1) / kMostWarps,
-                 std::min(2, (spans * tiles_per_multiprocessor + kMostWarps - 1) / kMostWarps));
-    params.column_warps = (spans + spans_per_warp - 1) / spans_per_warp;
-    params.column_warps_reciprocal = Reciprocal(params.column_warps);
-    params.row_warps =
-        std::max(1, std::min(kMostWarps / params.column_warps, tiles_per_multiprocessor));
-    params.held_spans = spans_per_warp;
+    ChooseWarps(tiles * static_cast<int>(grid_y), spans);
     // One block chooses experts without waiting for others.
     if (kEpilogue == LinearEpilogue::kRouter && m.tiles <= kMostRouterTiles) {
       params.row_warps = m.tiles;
       params.column_warps = std::min(spans, kMostWarps / m.tiles);
-      params.column_warps_reciprocal = Reciprocal(params.column_warps);
       params.held_spans = (spans + params.column_warps - 1) / params.column_warps;
     }
+    params.column_warps_reciprocal = Reciprocal(params.column_warps);
     const int blocks = (tiles + params.row_warps - 1) / params.row_warps;
     // What large models have more tiles of than fit on the device at once.
     if constexpr (kExperts == Experts::kNone && kEpilogue != LinearEpilogue::kRouter) {
@@ -475,8 +478,10 @@ struct Launcher {
     const int activation_bytes = IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
                                                 : 4 * (chunks * kChunkCols + kColumnPad);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
+    const int router_bytes =
+        kEpilogue == LinearEpilogue::kRouter ? 2 * 4 * params.linear.matrix.rows : 0;
     const auto shared = static_cast<size_t>(warps * held * kSpanBytes<F, kWide> + activation_bytes +
-                                            16 + partial_bytes + 4);
+                                            16 + partial_bytes + 4 + router_bytes);
     if (shared > 48 * 1024) {
       Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared)),
@@ -497,8 +502,11 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
   const PackedMatrix& m = linear.matrix;
   Launcher launcher = {};
   launcher.params.linear = linear;
-  static const int experiment = getenv("EXP") ? atoi(getenv("EXP")) : 0;
-  launcher.params.experiment = experiment;
+  // What the next kernel loads first would compete with the weights of a large matrix.
+  constexpr int64_t kSmallQuantized = 4 << 20;
+  constexpr int64_t kSmallDense = 8 << 20;
+  launcher.params.triggers_early = m.data_stride * int64_t{sizeof(uint4)} <
+                                   (IsQuantized(m.format) ? kSmallQuantized : kSmallDense);
   launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
   launcher.grid_y = 1;
   launcher.multiprocessors = shape.multiprocessors;

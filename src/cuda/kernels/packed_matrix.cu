@@ -168,6 +168,11 @@ __device__ float PackedElement(const PackedMatrix& m, int tile, int in_tile, int
 
 __global__ void EmbedKernel(PackedMatrix matrix, const int* tokens, float scale, float* out,
                             int stride, uint16_t* rounded, int rounded_stride) {
+  ReadyBeforeWait(tokens);
+  ReadyBeforeWait(matrix.data);
+  ReadyBeforeWait(matrix.scales);
+  ReadyBeforeWait(out);
+  ReadyBeforeWait(rounded);
   PdlWait();
   PdlTrigger();
   const int token = tokens[blockIdx.y];

@@ -31,6 +31,9 @@ constexpr int kBinBits = 9;
 constexpr int kBins = 1 << kBinBits;
 constexpr int kLimbBits = 14;
 static_assert(kBins == kThreads, "a thread adds up one bin");
+// Of each histogram, so that fewer lanes of a warp meet in one bin; a bin's lie in different banks.
+constexpr int kCopies = 4;
+constexpr int kCopyStride = kBins + 2;
 // Of the warps' largest logits, the one that bounds the short list where there is no top_k.
 constexpr int kUsualList = 96;
 using Weight = unsigned long long;
@@ -53,14 +56,14 @@ __device__ __forceinline__ int IdOf(unsigned long long key) {
 }
 
 struct Shared {
-  uint2 bins[kBins];
+  uint2 bins[kCopies * kCopyStride];
   unsigned long long ranked[kMaxRankedTopK];   // RankKey; in the first block
   unsigned long long best[kCluster * kWarps];  // RankKey of warps' largest
   unsigned long long chosen;                   // in the first block
   unsigned long long gathered;                 // of `ranked`; in the first block
   unsigned long long bound;                    // RankKey
   Weight warp_sums[kWarps];
-  Weight block_sum;
+  Weight block_sums[kCluster];
   unsigned bin;
   Weight above;  // of what ranks before the bin that was chosen
   Weight of_bin;
@@ -145,15 +148,15 @@ __device__ Prefix BlockPrefix(Weight mine, Shared& shared) {
   }
   return prefix;
 }
-// The same over all blocks; no block may end before the cluster's next barrier.
+// The same over all blocks.
 __device__ Prefix ClusterPrefix(Weight mine, Shared& shared) {
   const Prefix of_block = BlockPrefix(mine, shared);
-  if (threadIdx.x == 0) shared.block_sum = of_block.all;
+  if (threadIdx.x < gridDim.x) StoreIn(&shared.block_sums[blockIdx.x], of_block.all, threadIdx.x);
   ClusterArrive();
   ClusterWait();
   Prefix prefix = {of_block.before, 0};
   for (unsigned rank = 0; rank < gridDim.x; ++rank) {
-    const Weight sum = LoadFrom(&shared.block_sum, rank);
+    const Weight sum = shared.block_sums[rank];
     if (rank < blockIdx.x) prefix.before += sum;
     prefix.all += sum;
   }
@@ -173,8 +176,11 @@ __device__ Threshold SelectThreshold(const Row& row, Weight enough, Amount amoun
 #pragma unroll 1
   for (int bits_left = 32; bits_left > 0;) {
     const int shift = max(0, bits_left - kBinBits);
-    shared.bins[threadIdx.x] = make_uint2(0, 0);
+    for (int copy = 0; copy < kCopies; ++copy) {
+      shared.bins[copy * kCopyStride + threadIdx.x] = make_uint2(0, 0);
+    }
     __syncthreads();
+    uint2* bins = shared.bins + threadIdx.x % kCopies * kCopyStride;
     row.ForEach([&](int, float logit) {
       const unsigned order = OrderOf(logit);
       // Shifts by 32 are not defined.
@@ -182,18 +188,29 @@ __device__ Threshold SelectThreshold(const Row& row, Weight enough, Amount amoun
       const unsigned value = amount(logit);
       const unsigned bin = order >> shift & (kBins - 1);
       const unsigned low = value & ((1u << kLimbBits) - 1);
-      if (low != 0) atomicAdd(&shared.bins[bin].x, low);
-      if (low != value) atomicAdd(&shared.bins[bin].y, value >> kLimbBits);
+      if (low != 0) atomicAdd(&bins[bin].x, low);
+      if (low != value) atomicAdd(&bins[bin].y, value >> kLimbBits);
     });
+    __syncthreads();
+    for (int copy = 1; copy < kCopies; ++copy) {
+      const uint2 other = shared.bins[copy * kCopyStride + threadIdx.x];
+      shared.bins[threadIdx.x].x += other.x;
+      shared.bins[threadIdx.x].y += other.y;
+    }
     ClusterArrive();
     ClusterWait();
-    // A bin of all blocks; the highest belongs to the first thread.
+    // A bin of all blocks, asked for together; the highest belongs to the first thread.
     const int bin = kBins - 1 - static_cast<int>(threadIdx.x);
+    unsigned long long limbs[kCluster];
+#pragma unroll
+    for (unsigned rank = 0; rank < kCluster; ++rank) {
+      limbs[rank] = LoadFrom(reinterpret_cast<const unsigned long long*>(&shared.bins[bin]),
+                             min(rank, gridDim.x - 1));
+    }
     Weight sum = 0;
-    for (unsigned rank = 0; rank < gridDim.x; ++rank) {
-      const unsigned long long limbs =
-          LoadFrom(reinterpret_cast<const unsigned long long*>(&shared.bins[bin]), rank);
-      sum += (limbs & kAll) + (limbs >> 32 << kLimbBits);
+#pragma unroll
+    for (unsigned rank = 0; rank < kCluster; ++rank) {
+      if (rank < gridDim.x) sum += (limbs[rank] & kAll) + (limbs[rank] >> 32 << kLimbBits);
     }
     const Weight above = threshold.above + BlockPrefix(sum, shared).before;
     if (above < enough && (above + sum >= enough || bin == 0)) {
@@ -344,20 +361,29 @@ __device__ int DrawRanked(const Row& row, const SamplingRow& sampling, int count
                           Shared& shared) {
   const Threshold threshold = SelectThreshold(
       row, static_cast<Weight>(count), [](float) { return 1u; }, shared);
-  // Of those equal to the threshold the lowest ids.
-  Weight equal = 0;
-  row.ForEachInOrder([&](int, float logit) { equal += OrderOf(logit) == threshold.order; });
-  int rank =
-      static_cast<int>(ClusterPrefix(equal, shared).before) + static_cast<int>(threshold.above);
-  row.ForEachInOrder([&](int id, float logit) {
-    const unsigned order = OrderOf(logit);
-    if (order > threshold.order) {
-      StoreInFirst(&shared.ranked[AddInFirst(&shared.gathered, 1)], RankKey(logit, id));
-    } else if (order == threshold.order) {
-      if (rank < count) StoreInFirst(&shared.ranked[rank], RankKey(logit, id));
-      ++rank;
-    }
-  });
+  const auto gather = [&](int id, float logit) {
+    StoreInFirst(&shared.ranked[AddInFirst(&shared.gathered, 1)], RankKey(logit, id));
+  };
+  if (threshold.above + threshold.equal <= static_cast<Weight>(count)) {
+    row.ForEach([&](int id, float logit) {
+      if (OrderOf(logit) >= threshold.order) gather(id, logit);
+    });
+  } else {
+    // Of those equal to the threshold the lowest ids.
+    Weight equal = 0;
+    row.ForEachInOrder([&](int, float logit) { equal += OrderOf(logit) == threshold.order; });
+    int rank =
+        static_cast<int>(ClusterPrefix(equal, shared).before) + static_cast<int>(threshold.above);
+    row.ForEachInOrder([&](int id, float logit) {
+      const unsigned order = OrderOf(logit);
+      if (order > threshold.order) {
+        gather(id, logit);
+      } else if (order == threshold.order) {
+        if (rank < count) StoreInFirst(&shared.ranked[rank], RankKey(logit, id));
+        ++rank;
+      }
+    });
+  }
   ClusterArrive();
   ClusterWait();
   if (blockIdx.x != 0) return 0;
@@ -365,21 +391,23 @@ __device__ int DrawRanked(const Row& row, const SamplingRow& sampling, int count
   return threadIdx.x < 32 ? DrawInOrder(row, sampling, count, -1, uniform, shared) : 0;
 }
 
+// A weight in units of 2^-28 of the largest. Rounded, not cut: the many that are small must not all
+// lose.
+__device__ unsigned ShortWeight(const Row& row, float logit) {
+  return __float2uint_rn(fminf(row.WeightOf(logit) * 0x1p28f, 0x1.fffffep27f));
+}
+
 // Draws from all candidates of at least the threshold, in the order in which threads visit them.
-// The result is the first block's.
-__device__ int DrawByThreshold(const Row& row, const SamplingRow& sampling, double uniform,
-                               Shared& shared) {
+// The result is the first block's. all: the sum of ShortWeight.
+__device__ int DrawByThreshold(const Row& row, const SamplingRow& sampling, Weight all,
+                               double uniform, Shared& shared) {
   unsigned threshold = 0;
   if (sampling.top_p < 1) {
-    // Rounded, not cut: the many that are small must not all lose.
-    const auto amount = [&](float logit) {
-      return __float2uint_rn(fminf(row.WeightOf(logit) * 0x1p28f, 0x1.fffffep27f));
-    };
-    Weight mine = 0;
-    row.ForEach([&](int, float logit) { mine += amount(logit); });
-    const Weight all = ClusterPrefix(mine, shared).all;
     const auto enough = static_cast<Weight>(ceil(sampling.top_p * static_cast<double>(all)));
-    threshold = SelectThreshold(row, max(enough, Weight{1}), amount, shared).order;
+    threshold = SelectThreshold(
+                    row, max(enough, Weight{1}),
+                    [&](float logit) { return ShortWeight(row, logit); }, shared)
+                    .order;
   }
   const auto amount = [&](float logit) {
     return OrderOf(logit) < threshold ? 0 : row.KeptWeight(logit);
@@ -408,21 +436,20 @@ __device__ int DrawByThreshold(const Row& row, const SamplingRow& sampling, doub
 __device__ int Draw(const Row& row, const SamplingRow& sampling, Shared& shared) {
   const double uniform = Uniform(sampling.seed, sampling.draws);
   const int count = min(sampling.top_k, row.vocab);
-  double all = -1;
-  if (sampling.top_k == 0) {
-    if (sampling.top_p == 1 && sampling.min_p == 0) {
-      return DrawByThreshold(row, sampling, uniform, shared);
-    }
-    Weight mine = 0;
-    row.ForEach(
-        [&](int, float logit) { mine += static_cast<Weight>(row.WeightOf(logit) * 0x1p40f); });
-    all = static_cast<double>(ClusterPrefix(mine, shared).all) * 0x1p-40;
+  if (sampling.top_k > 0) {
+    const int chosen = DrawFromShortList(row, sampling, count, -1, uniform, shared);
+    return chosen >= 0 ? chosen : DrawRanked(row, sampling, count, uniform, shared);
   }
-  const int chosen = DrawFromShortList(row, sampling, sampling.top_k > 0 ? count : kUsualList, all,
-                                       uniform, shared);
-  if (chosen >= 0) return chosen;
-  return sampling.top_k > 0 ? DrawRanked(row, sampling, count, uniform, shared)
-                            : DrawByThreshold(row, sampling, uniform, shared);
+  Weight all = 0;
+  if (sampling.top_p < 1 || sampling.min_p > 0) {
+    Weight mine = 0;
+    row.ForEach([&](int, float logit) { mine += ShortWeight(row, logit); });
+    all = ClusterPrefix(mine, shared).all;
+    const int chosen = DrawFromShortList(row, sampling, kUsualList,
+                                         static_cast<double>(all) * 0x1p-28, uniform, shared);
+    if (chosen >= 0) return chosen;
+  }
+  return DrawByThreshold(row, sampling, all, uniform, shared);
 }
 
 // Penalises what the history's last tokens have in the slice, each once.

@@ -150,7 +150,7 @@ class CuptiTrace::Library {
   }
   ~Library() {
     for (CUpti_ActivityKind kind : kKinds) disable_(kind);
-    flush_all_(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    flush_all_(0);
   }
 
   void Begin() {
