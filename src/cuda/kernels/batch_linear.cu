@@ -245,40 +245,6 @@ __device__ __forceinline__ float4 AddBias(const float* bias, int row, int rows, 
   return y;
 }
 
-constexpr int RingOf(int token_tiles) { return token_tiles == 8 ? 3 : 4; }
-
-// Bytes of one token's row in a stage: 64 more than a multiple of 128, so that the eight lanes of
-// two tokens that read together hit different banks.
-__host__ __device__ constexpr int PitchOf(int column_warps) {
-  return column_warps * kChunkCols * 2 + 64;
-}
-
-// How a block's shared memory is cut: the ring, later the sums [column_warps][tokens]
-// [rows + 4]; sums of squares [column_warps][tokens]; the norm's weight in bf16. A stage is the
-// tokens' rows, then the weights [tile][column warp].
-struct SharedLayout {
-  int stages;   // of the rank with the most columns: all blocks cut alike
-  int weights;  // offset in a stage
-  int stage;    // bytes
-  int squares;  // offset
-  int norm;     // offset
-  int total;
-
-  __host__ __device__ SharedLayout(int chunks, int split, int column_warps, int row_warps,
-                                   int row_tiles, int token_tiles, int unit, bool has_norm) {
-    const int most_chunks = (chunks + split - 1) / split;
-    stages = (most_chunks + column_warps - 1) / column_warps;
-    const int tiles = row_warps * row_tiles;
-    weights = token_tiles * 8 * PitchOf(column_warps);
-    stage = weights + tiles * column_warps * unit;
-    const int ring = RingOf(token_tiles) < stages ? RingOf(token_tiles) : stages;
-    const int sums = column_warps * token_tiles * 8 * (tiles * kTileRows + 4) * 4;
-    squares = ring * stage > sums ? ring * stage : sums;
-    norm = squares + (has_norm ? column_warps * token_tiles * 8 * 4 : 0);
-    total = norm + (has_norm ? most_chunks * kChunkCols * 2 : 0);
-  }
-};
-
 template <WeightFormat F, bool kWide, int kRowTiles, int kTokenTiles>
 __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
     BatchLinearKernel(const __grid_constant__ BatchParams params) {
@@ -309,8 +275,8 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
   const int first_chunk = m.chunks * rank / split;
   const int end_chunk = m.chunks * (rank + 1) / split;
   const bool has_norm = p.norm_weight != nullptr;
-  const SharedLayout layout(m.chunks, split, column_warps, row_warps, kRowTiles, kTokenTiles, kUnit,
-                            has_norm);
+  const BatchLayout layout(m.chunks, kUnit, has_norm,
+                           {kRowTiles, kTokenTiles, column_warps, row_warps, split});
   extern __shared__ float4 shared[];
   char* bytes = reinterpret_cast<char*>(shared);
   float* shared_squares = reinterpret_cast<float*>(bytes + layout.squares);
@@ -582,11 +548,11 @@ void LaunchKernel(const LinearParams& p, const BatchGeometry& geometry, cudaStre
                         p.epilogue == LinearEpilogue::kRouter ? 1.0f : p.scale};
   while (1 << params.column_bits < geometry.column_warps) ++params.column_bits;
   const int unit = LoadsOf(F) * 512 + ScaleBytesPerChunk(p.matrix.scale_format);
-  const SharedLayout layout(p.matrix.chunks, geometry.split, geometry.column_warps,
-                            geometry.row_warps, kRowTiles, kTokenTiles, unit,
-                            p.norm_weight != nullptr);
+  const BatchLayout layout(p.matrix.chunks, unit, p.norm_weight != nullptr, geometry);
   if (layout.total > 48 * 1024) {
-    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.total),
+    // Always the same number, so that launches in a graph keep what they need.
+    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               DeviceSharedBytes()),
           "cudaFuncSetAttribute");
   }
   const int warps = geometry.column_warps * geometry.row_warps;
@@ -604,8 +570,7 @@ void LaunchKernel(const LinearParams& p, const BatchGeometry& geometry, cudaStre
 template <WeightFormat F, bool kWide>
 void ChooseTiles(const LinearParams& p, const BatchGeometry& geometry, cudaStream_t stream) {
   const auto choose = [&]<int kTokenTiles>() {
-    // Wider formats fill the registers with one tile.
-    if constexpr (LoadsOf(F) <= 2 && !kWide) {
+    if constexpr (CanTakeTwoTiles(F, kWide ? ScaleFormat::kWide : ScaleFormat::kNone)) {
       if (geometry.row_tiles == 2)
         return LaunchKernel<F, kWide, 2, kTokenTiles>(p, geometry, stream);
     }

@@ -500,9 +500,8 @@ bool ReadsRounded(const LinearShape& shape, int tokens) {
 
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream) {
   if (ReadsRounded(shape, params.tokens)) {
-    const BatchGeometry geometry =
-        ChooseBatchGeometry(params, shape.multiprocessors, DeviceHasClusters());
-    return LaunchBatchLinear(params, geometry, stream);
+    const BatchDevice device = {shape.multiprocessors, DeviceHasClusters(), DeviceSharedBytes()};
+    return LaunchBatchLinear(params, ChooseBatchGeometry(params, device), stream);
   }
   Dispatch<Experts::kNone>(params, nullptr, shape, 1, params.matrix.chunks, stream);
 }
