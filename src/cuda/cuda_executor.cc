@@ -124,7 +124,7 @@ class CudaExecutor : public Executor {
   // Where an op writes the rounded copy of its output; null: nobody will read it.
   uint16_t* RoundedOutput(BufferId id) {
     uint16_t* rounded = rounded_[static_cast<size_t>(id)];
-    if (rounded == nullptr || !ReadsRounded(Shape(slice_.rows), slice_.rows)) return nullptr;
+    if (rounded == nullptr || !ReadsRounded(Shape(), slice_.rows)) return nullptr;
     rounded_fresh_[static_cast<size_t>(id)] = true;
     return rounded;
   }
@@ -555,14 +555,10 @@ class CudaExecutor : public Executor {
     std::visit([this](const auto& body) { Launch(body); }, op.body);
   }
 
-  LinearShape Shape(int tokens) const {
+  LinearShape Shape() const {
     LinearShape shape;
     shape.multiprocessors = multiprocessors_;
     shape.batch_invariant = f32_;
-    // Up to four tokens the second half of the activations' bits costs nothing.
-    shape.split = f32_          ? ActivationSplit::kThree
-                  : tokens <= 4 ? ActivationSplit::kTwo
-                                : ActivationSplit::kOne;
     return shape;
   }
 
@@ -596,7 +592,7 @@ class CudaExecutor : public Executor {
     params.output_stride = Stride(op.output);
     params.rounded_output = RoundedOutput(op.output);
     params.rounded_output_stride = RoundedStride(op.output);
-    const LinearShape shape = Shape(tokens);
+    const LinearShape shape = Shape();
     switch (op.epilogue) {
       case Epilogue::kStore:
         params.epilogue = LinearEpilogue::kStore;
@@ -678,7 +674,7 @@ class CudaExecutor : public Executor {
     params.top_k = Narrow(op.top_k);
     params.scores = scores_;
     params.arrivals = counters_.as<unsigned>();
-    const LinearShape shape = Shape(slice_.rows);
+    const LinearShape shape = Shape();
     if (ReadsRounded(shape, slice_.rows))
       params.rounded_input = RoundedInput(op.input, slice_.rows, nullptr);
     params.rounded_input_stride = RoundedStride(op.input);
@@ -696,7 +692,7 @@ class CudaExecutor : public Executor {
     params.routing_stride = Stride(op.routing);
     params.top_k = Narrow(op.top_k);
     ShareLaunch(params);
-    LaunchExpertGateUp(params, Shape(1), stream_.get());
+    LaunchExpertGateUp(params, Shape(), stream_.get());
   }
 
   void Launch(const ExpertDownOp& op) {
@@ -711,7 +707,7 @@ class CudaExecutor : public Executor {
     params.routing_stride = Stride(op.routing);
     params.top_k = Narrow(op.top_k);
     ShareLaunch(params);
-    LaunchExpertDown(params, Shape(1), stream_.get());
+    LaunchExpertDown(params, Shape(), stream_.get());
   }
 
   const Program program_;

@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "cuda/kernels/kernel_test_support.h"
-#include "cuda/kernels/launch.cuh"
 
 namespace adder::cuda {
 namespace {
@@ -40,7 +39,9 @@ class Bf16Matrix {
     LaunchPack(raw, packed_, 0, nullptr);
   }
   const PackedMatrix& packed() const { return packed_; }
-  double At(int row, int col) const { return values_[static_cast<size_t>(row * packed_.cols + col)]; }
+  double At(int row, int col) const {
+    return values_[static_cast<size_t>(row * packed_.cols + col)];
+  }
 
   static std::vector<uint16_t> Bits(const std::vector<float>& values) {
     std::vector<uint16_t> bits(values.size());
@@ -114,12 +115,11 @@ TEST_F(BatchLinearTest, MatchesReference) {
         p.output_stride = kRows;
         p.rounded_output = rounded.get();
         p.rounded_output_stride = kRows;
-        LaunchBatchLinear(p, ChooseBatchGeometry(p, {132, DeviceHasClusters(), DeviceSharedBytes()}),
-                          nullptr);
+        LaunchLinear(p, LinearShape{}, nullptr);
         const std::vector<float> found = output.Read();
         const std::vector<uint16_t> found_rounded = rounded.Read();
 
-        for (int token = 0; token < tokens; ++token) {
+        for (int token = 0; token < tokens; token += 1 + tokens / 8) {
           const float* row = x.data() + static_cast<size_t>(token) * kCols;
           double squares = 0;
           for (int c = 0; c < kCols; ++c) squares += double{row[c]} * row[c];

@@ -7,10 +7,6 @@
 
 namespace adder::cuda {
 
-// How many bf16 numbers an activation is split into before it is multiplied: x = hi + mid + low.
-// Three hold all 24 bits of an f32.
-enum class ActivationSplit { kOne = 1, kTwo = 2, kThree = 4 };
-
 enum class LinearEpilogue {
   kStore,    // out = scale * y
   kAdd,      // out += scale * y
@@ -67,9 +63,8 @@ bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared);
 
 // How a kernel is spread over the device.
 struct LinearShape {
-  ActivationSplit split = ActivationSplit::kOne;
-  // The sum over columns is cut in the same way whatever the number of tokens, so that a token's
-  // result is bitwise the same in every batch.
+  // f32 throughout, and the sum over columns is cut in the same way whatever the number of tokens:
+  // a token's result is bitwise the same in every batch.
   bool batch_invariant = false;
   int multiprocessors = 132;
 };
