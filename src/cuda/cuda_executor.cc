@@ -15,6 +15,7 @@
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
 #include "cuda/kernels/attention.h"
+#include "cuda/kernels/batch_linear.h"
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/rms_norm.h"
@@ -117,6 +118,28 @@ class CudaExecutor : public Executor {
     return buffers_[static_cast<size_t>(id)];
   }
 
+  // Buffers that matrices read also exist rounded to bf16, in rows of 16-byte multiples: matrix
+  // kernels of many tokens read those. Kernels that can write both; after others a kernel rounds.
+  int RoundedStride(BufferId id) const { return (Width(id) + 7) / 8 * 8; }
+
+  // Where an op writes the rounded copy of its output; null: nobody will read it.
+  uint16_t* RoundedOutput(BufferId id) {
+    uint16_t* rounded = rounded_[static_cast<size_t>(id)];
+    if (rounded == nullptr || !ReadsRounded(Shape(), slice_.rows)) return nullptr;
+    rounded_fresh_[static_cast<size_t>(id)] = true;
+    return rounded;
+  }
+  // The rounded copy of `rows` rows: of input_rows, or of the first.
+  const uint16_t* RoundedInput(BufferId id, int rows, const int* input_rows) {
+    const auto index = static_cast<size_t>(id);
+    if (!rounded_fresh_[index] || input_rows != nullptr) {
+      LaunchRound(Values(id), Stride(id), input_rows, rows, Width(id), rounded_[index],
+                  RoundedStride(id), stream_.get());
+      rounded_fresh_[index] = input_rows == nullptr;
+    }
+    return rounded_[index];
+  }
+
   void AllocateBuffers() {
     size_t total = 0;
     std::vector<size_t> offsets;
@@ -163,6 +186,7 @@ class CudaExecutor : public Executor {
     scores_ = buffers_[buffers_.size() - 2];
     partial_ = buffers_[buffers_.size() - 3];
     convolved_ = buffers_[buffers_.size() - 4];
+    AllocateRounded();
     counters_ = DeviceMemory(counters * sizeof(unsigned));
     Check(cudaMemsetAsync(counters_.data(), 0, counters_.bytes(), stream_.get()), "cudaMemset");
 
@@ -183,6 +207,28 @@ class CudaExecutor : public Executor {
     tables_.logits_rows = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[3]);
     tables_.pieces = reinterpret_cast<const Piece*>(table_.as<std::byte>() + table_offsets_[4]);
     tables_.first_pieces = reinterpret_cast<const int*>(table_.as<std::byte>() + table_offsets_[5]);
+  }
+
+  void AllocateRounded() {
+    rounded_.assign(program_.buffers.size(), nullptr);
+    rounded_fresh_.assign(program_.buffers.size(), false);
+    if (f32_) return;
+    std::vector<size_t> offsets(program_.buffers.size(), 0);
+    size_t total = 0;
+    for (const Op& op : program_.ops) {
+      BufferId input = kNoId;
+      if (const auto* linear = std::get_if<LinearOp>(&op.body)) input = linear->input;
+      if (const auto* router = std::get_if<RouterOp>(&op.body)) input = router->input;
+      if (input == kNoId || rounded_fresh_[static_cast<size_t>(input)]) continue;
+      rounded_fresh_[static_cast<size_t>(input)] = true;
+      offsets[static_cast<size_t>(input)] = total;
+      total += (kSliceRows * static_cast<size_t>(RoundedStride(input)) + 63) / 64 * 64;
+    }
+    rounded_memory_ = DeviceMemory(total * sizeof(uint16_t));
+    for (size_t i = 0; i < rounded_.size(); ++i) {
+      if (rounded_fresh_[i]) rounded_[i] = rounded_memory_.as<uint16_t>() + offsets[i];
+      rounded_fresh_[i] = false;
+    }
   }
 
   // ---- decoding on the device
@@ -505,6 +551,7 @@ class CudaExecutor : public Executor {
 
   void Launch(const Op& op) {
     const NvtxRange range(op.name);
+    rounded_fresh_[static_cast<size_t>(OutputOf(op))] = false;
     if (slice_.wide) return wide_->Launch(op, slice_);
     // CheckSupported has refused programs with other ops.
     std::visit(
@@ -514,14 +561,10 @@ class CudaExecutor : public Executor {
         op.body);
   }
 
-  LinearShape Shape(int tokens) const {
+  LinearShape Shape() const {
     LinearShape shape;
     shape.multiprocessors = multiprocessors_;
     shape.batch_invariant = f32_;
-    // Up to four tokens the second half of the activations' bits costs nothing.
-    shape.split = f32_          ? ActivationSplit::kThree
-                  : tokens <= 4 ? ActivationSplit::kTwo
-                                : ActivationSplit::kOne;
     return shape;
   }
 
@@ -539,7 +582,8 @@ class CudaExecutor : public Executor {
 
   void Launch(const EmbedOp& op) {
     LaunchEmbed(weights_.matrix(op.embedding), slice_.tokens, slice_.rows, op.scale,
-                Values(op.output), Stride(op.output), stream_.get());
+                Values(op.output), Stride(op.output), RoundedOutput(op.output),
+                RoundedStride(op.output), stream_.get());
   }
 
   void Launch(const LinearOp& op) { LaunchLinearOp(op, slice_.rows, nullptr); }
@@ -552,6 +596,9 @@ class CudaExecutor : public Executor {
     params.scale = op.scale;
     params.output = Values(op.output);
     params.output_stride = Stride(op.output);
+    params.rounded_output = RoundedOutput(op.output);
+    params.rounded_output_stride = RoundedStride(op.output);
+    const LinearShape shape = Shape();
     switch (op.epilogue) {
       case Epilogue::kStore:
         params.epilogue = LinearEpilogue::kStore;
@@ -576,12 +623,20 @@ class CudaExecutor : public Executor {
       norm.weight = params.norm_weight;
       norm.eps = params.norm_eps;
       norm.output = normalized_;
+      // The input's rounded copy is not needed: its place serves the normalised rows.
+      norm.rounded_output = rounded_[static_cast<size_t>(op.input)];
+      rounded_fresh_[static_cast<size_t>(op.input)] = false;
+      norm.rounded_stride = RoundedStride(op.input);
       LaunchRmsNorm(norm, stream_.get());
       params.input = normalized_;
       params.input_rows = nullptr;
       params.norm_weight = nullptr;
+      params.rounded_input = norm.rounded_output;
+    } else if (ReadsRounded(shape, tokens)) {
+      params.rounded_input = RoundedInput(op.input, tokens, input_rows);
     }
-    LaunchLinear(params, Shape(tokens), stream_.get());
+    params.rounded_input_stride = RoundedStride(op.input);
+    LaunchLinear(params, shape, stream_.get());
   }
 
   void Launch(const Mamba2Op& op) {
@@ -591,6 +646,8 @@ class CudaExecutor : public Executor {
     params.output = Values(op.output);
     params.output_stride = Stride(op.output);
     if (slice_.most_tokens == 1) {
+      params.rounded_output = RoundedOutput(op.output);
+      params.rounded_output_stride = RoundedStride(op.output);
       LaunchMamba2Step(params, stream_.get());
     } else {
       LaunchMamba2Prefill(params, slice_.most_tokens, convolved_, stream_.get());
@@ -603,6 +660,8 @@ class CudaExecutor : public Executor {
     params.qkv_stride = Stride(op.input);
     params.output = Values(op.output);
     params.output_stride = Stride(op.output);
+    params.rounded_output = RoundedOutput(op.output);
+    params.rounded_output_stride = RoundedStride(op.output);
     params.partial = partial_;
     params.arrivals = counters_.as<unsigned>();
     if (slice_.most_tokens == 1) {
@@ -623,7 +682,11 @@ class CudaExecutor : public Executor {
     params.top_k = Narrow(op.top_k);
     params.scores = scores_;
     params.arrivals = counters_.as<unsigned>();
-    LaunchLinear(params, Shape(slice_.rows), stream_.get());
+    const LinearShape shape = Shape();
+    if (ReadsRounded(shape, slice_.rows))
+      params.rounded_input = RoundedInput(op.input, slice_.rows, nullptr);
+    params.rounded_input_stride = RoundedStride(op.input);
+    LaunchLinear(params, shape, stream_.get());
   }
 
   void Launch(const ExpertGateUpOp& op) {
@@ -637,7 +700,7 @@ class CudaExecutor : public Executor {
     params.routing_stride = Stride(op.routing);
     params.top_k = Narrow(op.top_k);
     ShareLaunch(params);
-    LaunchExpertGateUp(params, Shape(1), stream_.get());
+    LaunchExpertGateUp(params, Shape(), stream_.get());
   }
 
   void Launch(const ExpertDownOp& op) {
@@ -652,7 +715,7 @@ class CudaExecutor : public Executor {
     params.routing_stride = Stride(op.routing);
     params.top_k = Narrow(op.top_k);
     ShareLaunch(params);
-    LaunchExpertDown(params, Shape(1), stream_.get());
+    LaunchExpertDown(params, Shape(), stream_.get());
   }
 
   const Program program_;
@@ -668,6 +731,9 @@ class CudaExecutor : public Executor {
 
   DeviceMemory activations_;
   std::vector<float*> buffers_;
+  DeviceMemory rounded_memory_;
+  std::vector<uint16_t*> rounded_;   // per buffer; null: never read
+  std::vector<bool> rounded_fresh_;  // whether it holds the buffer's values
   float* convolved_ = nullptr;
   float* partial_ = nullptr;
   float* scores_ = nullptr;

@@ -259,7 +259,7 @@ void WideOps::Launch(const Op& op, const Slice& slice) {
 
 void WideOps::Launch(const EmbedOp& op, const Slice& slice) {
   LaunchEmbed(weights_.matrix(op.embedding), slice.tokens, slice.rows, op.scale,
-              F32Values(op.output), Stride(op.output), stream_.get());
+              F32Values(op.output), Stride(op.output), nullptr, 0, stream_.get());
 }
 
 void WideOps::Launch(const LinearOp& op, const Slice& slice) {

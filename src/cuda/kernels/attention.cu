@@ -17,6 +17,15 @@
 namespace adder::cuda {
 namespace {
 
+__device__ __forceinline__ void StoreOutput(const AttentionParams& p, int row, int at,
+                                            float value) {
+  p.output[static_cast<long long>(row) * p.output_stride + at] = value;
+  if (p.rounded_output != nullptr) {
+    p.rounded_output[static_cast<long long>(row) * p.rounded_output_stride + at] =
+        __bfloat16_as_ushort(__float2bfloat16_rn(value));
+  }
+}
+
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 constexpr int kPositionsPerPart = 32;
@@ -249,8 +258,7 @@ __global__ void __launch_bounds__(kThreads)
       value = fmaf(scale, warp_values[(w * kHeads + h) * p.head_dim + d], value);
     }
     if (parts == 1) {
-      p.output[static_cast<long long>(row) * p.output_stride + (first_head + h) * p.head_dim + d] =
-          value / sum;
+      StoreOutput(p, row, (first_head + h) * p.head_dim + d, value / sum);
     } else {
       float* partial = partial_of(first_head + h, part);
       if (d == 0) {
@@ -287,8 +295,7 @@ __global__ void __launch_bounds__(kThreads)
       sum = fmaf(scale, __ldcg(partial + 1), sum);
       value = fmaf(scale, __ldcg(partial + 2 + d), value);
     }
-    p.output[static_cast<long long>(row) * p.output_stride + (first_head + h) * p.head_dim + d] =
-        value / sum;
+    StoreOutput(p, row, (first_head + h) * p.head_dim + d, value / sum);
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "cuda/kernels/sequence_table.h"
 
 namespace adder::cuda {
@@ -28,6 +30,8 @@ struct AttentionParams {
   int qkv_stride = 0;
   float* output = nullptr;  // [rows, heads * head_dim]
   int output_stride = 0;
+  uint16_t* rounded_output = nullptr;  // a bf16 copy of the output; null: none
+  int rounded_output_stride = 0;
   // Scratch of AttentionScratchFloats(...) floats, and [rows * kv_heads * head blocks] counters
   // that are zero before and after.
   float* partial = nullptr;

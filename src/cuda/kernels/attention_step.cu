@@ -223,7 +223,13 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   ReadyBeforeWait(from);
   ReadyBeforeWait(own_value);
   ReadyBeforeWait(factor);
+  uint16_t* rounded = p.rounded_output == nullptr
+                          ? nullptr
+                          : p.rounded_output +
+                                static_cast<long long>(run.row) * p.rounded_output_stride +
+                                static_cast<long long>(first_head) * head_dim;
   ReadyBeforeWait(output);
+  ReadyBeforeWait(rounded);
   if (cluster > 1) ClusterArrive();  // its wait proves that all blocks have begun
   __syncthreads();
 
@@ -396,8 +402,11 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   const int heads_stride = spread.heads * stride;
   const auto put = [&](int h, int d, const Merged& merged) {
     const float scale = __fdividef(1.0f, merged.sum);
-    *reinterpret_cast<float2*>(output + h * head_dim + d) =
-        make_float2(merged.values.x * scale, merged.values.y * scale);
+    const float2 value = make_float2(merged.values.x * scale, merged.values.y * scale);
+    *reinterpret_cast<float2*>(output + h * head_dim + d) = value;
+    if (rounded != nullptr) {
+      *reinterpret_cast<__nv_bfloat162*>(rounded + h * head_dim + d) = __float22bfloat162_rn(value);
+    }
   };
   // The first unit's result of a head in scratch memory.
   const auto scratch_of = [&](int h) {

@@ -14,4 +14,16 @@ bool DeviceHasPdl() {
   return has;
 }
 
+int DeviceSharedBytes() {
+  static const int bytes = [] {
+    int device = 0;
+    int most = 0;
+    Check(cudaGetDevice(&device), "cudaGetDevice");
+    Check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          "cudaDeviceGetAttribute");
+    return most - 1024;
+  }();
+  return bytes;
+}
+
 }  // namespace adder::cuda

@@ -44,6 +44,8 @@ __device__ __forceinline__ void ReadyBeforeWait(float value) { asm volatile("" :
 // came with compute capability 9.0.
 bool DeviceHasPdl();
 inline bool DeviceHasClusters() { return DeviceHasPdl(); }
+// Dynamic shared memory that a block may have, with room for 1 KB of static.
+int DeviceSharedBytes();
 
 // Launches clusters of `cluster` blocks; without clusters the device must be asked for one block.
 template <class... KernelArgs, class... Args>

@@ -7,10 +7,6 @@
 
 namespace adder::cuda {
 
-// How many bf16 numbers an activation is split into before it is multiplied: x = hi + mid + low.
-// Three hold all 24 bits of an f32.
-enum class ActivationSplit { kOne = 1, kTwo = 2, kThree = 4 };
-
 enum class LinearEpilogue {
   kStore,    // out = scale * y
   kAdd,      // out += scale * y
@@ -23,6 +19,10 @@ struct LinearParams {
   const float* input = nullptr;  // [tokens, input_stride], the first `cols` of each row
   int input_stride = 0;
   const int* input_rows = nullptr;  // token i reads row input_rows[i]; null: row i
+  // The same values rounded to bf16, [tokens, rounded_input_stride], rows on 16-byte boundaries.
+  // See ReadsRounded.
+  const uint16_t* rounded_input = nullptr;
+  int rounded_input_stride = 0;
   int tokens = 0;
   const float* norm_weight = nullptr;  // RMSNorm over all of a row; null: none
   float norm_eps = 0;
@@ -31,6 +31,8 @@ struct LinearParams {
   float scale = 1;
   float* output = nullptr;  // [tokens, output_stride]
   int output_stride = 0;
+  uint16_t* rounded_output = nullptr;  // a bf16 copy of the output, written by the same launches
+  int rounded_output_stride = 0;
 
   // kRouter: output [tokens, 2 * top_k] gets weights, then expert numbers as f32. `scores` [tokens,
   // rows] and `arrivals` [tokens], zero before and after, are scratch.
@@ -61,12 +63,14 @@ bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared);
 
 // How a kernel is spread over the device.
 struct LinearShape {
-  ActivationSplit split = ActivationSplit::kOne;
-  // The sum over columns is cut in the same way whatever the number of tokens, so that a token's
-  // result is bitwise the same in every batch.
+  // f32 throughout, and the sum over columns is cut in the same way whatever the number of tokens:
+  // a token's result is bitwise the same in every batch.
   bool batch_invariant = false;
   int multiprocessors = 132;
 };
+
+// Whether LaunchLinear reads rounded_input, and neither input nor input_rows, for so many tokens.
+bool ReadsRounded(const LinearShape& shape, int tokens);
 
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);
 

@@ -17,6 +17,7 @@
 // run with the state in registers, kScanTokens tokens between barriers. Both kernels take the same
 // sums in the same order.
 // Preconditions: d_state <= kMaxStateSize, d_conv <= kMaxTaps.
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -244,7 +245,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   float* output = p.output + static_cast<long long>(run.row) * p.output_stride;
   float* newest = ring + static_cast<long long>(run.position % d_conv) * channels;
   ReadyBeforeWait(projected);
+  uint16_t* rounded =
+      p.rounded_output == nullptr
+          ? nullptr
+          : p.rounded_output + static_cast<long long>(run.row) * p.rounded_output_stride;
   ReadyBeforeWait(output);
+  ReadyBeforeWait(rounded);
   ReadyBeforeWait(newest);
 
   PdlWait();
@@ -290,7 +296,11 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     if (place.warp == 0 && place.has_x) {
       const float y =
           fmaf(head.d, x, SumOfWarps(sums, static_cast<int>(blockDim.x) / 32, place.lane));
-      output[place.x_channel] = y * Silu(head.gate);
+      const float gated = y * Silu(head.gate);
+      output[place.x_channel] = gated;
+      if (rounded != nullptr) {
+        rounded[place.x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
+      }
     }
     if (!kMany) return;
     place = next;

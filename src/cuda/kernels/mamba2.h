@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "cuda/kernels/sequence_table.h"
 
 namespace adder::cuda {
@@ -35,6 +37,9 @@ struct Mamba2Params {
   int projected_stride = 0;
   float* output = nullptr;  // [rows, inner]: y * silu(z)
   int output_stride = 0;
+  // A bf16 copy of the output, written by the step alone; null: none.
+  uint16_t* rounded_output = nullptr;
+  int rounded_output_stride = 0;
   // Heads that a block of the step takes one after the other, a divisor of those of a group; 0: as
   // suits the number of runs. Changes no result.
   int heads_per_block = 0;

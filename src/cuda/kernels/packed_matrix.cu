@@ -167,19 +167,25 @@ __device__ float PackedElement(const PackedMatrix& m, int tile, int in_tile, int
 }
 
 __global__ void EmbedKernel(PackedMatrix matrix, const int* tokens, float scale, float* out,
-                            int stride) {
+                            int stride, uint16_t* rounded, int rounded_stride) {
   ReadyBeforeWait(tokens);
   ReadyBeforeWait(matrix.data);
   ReadyBeforeWait(matrix.scales);
   ReadyBeforeWait(out);
+  ReadyBeforeWait(rounded);
   PdlWait();
   PdlTrigger();
   const int token = tokens[blockIdx.y];
   const bool inside = token >= 0 && token < matrix.rows;
   for (int col = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); col < matrix.cols;
        col += static_cast<int>(gridDim.x * blockDim.x)) {
-    out[static_cast<long long>(blockIdx.y) * stride + col] =
+    const float value =
         inside ? scale * PackedElement(matrix, token / kTileRows, token % kTileRows, col) : 0.0f;
+    out[static_cast<long long>(blockIdx.y) * stride + col] = value;
+    if (rounded != nullptr) {
+      rounded[static_cast<long long>(blockIdx.y) * rounded_stride + col] =
+          __bfloat16_as_ushort(__float2bfloat16_rn(value));
+    }
   }
 }
 
@@ -198,11 +204,11 @@ void LaunchPack(const RawMatrix& raw, const PackedMatrix& packed, int index, cud
 }
 
 void LaunchEmbed(const PackedMatrix& matrix, const int* tokens, int count, float scale, float* out,
-                 int stride, cudaStream_t stream) {
+                 int stride, uint16_t* rounded, int rounded_stride, cudaStream_t stream) {
   constexpr int kThreads = 128;
   const auto blocks = static_cast<unsigned>((matrix.cols + kThreads - 1) / kThreads);
   Launch("the embedding kernel", EmbedKernel, dim3(blocks, static_cast<unsigned>(count)),
-         dim3(kThreads), 0, stream, matrix, tokens, scale, out, stride);
+         dim3(kThreads), 0, stream, matrix, tokens, scale, out, stride, rounded, rounded_stride);
 }
 
 }  // namespace adder::cuda

@@ -116,8 +116,9 @@ struct RawMatrix {
 void LaunchPack(const RawMatrix& raw, const PackedMatrix& packed, int index, cudaStream_t stream);
 
 // out[i] [cols] f32 = scale * row tokens[i] of the matrix, for `count` tokens read from device
-// memory. A token outside the matrix gives zeros. `out` rows are `stride` floats apart.
+// memory. A token outside the matrix gives zeros. `out` rows are `stride` floats apart. `rounded`
+// gets the same in bf16, unless it is null.
 void LaunchEmbed(const PackedMatrix& matrix, const int* tokens, int count, float scale, float* out,
-                 int stride, cudaStream_t stream);
+                 int stride, uint16_t* rounded, int rounded_stride, cudaStream_t stream);
 
 }  // namespace adder::cuda

@@ -1,6 +1,8 @@
 // One block per row and group: sum of squares over warps and shared memory, then the scaled row.
 // The first kHeld elements of each thread, and their weights, stay in registers; the weights are
 // loaded before PdlWait.
+#include <cuda_bf16.h>
+
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/rms_norm.h"
 
@@ -43,13 +45,21 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const __grid_constant_
   for (float part : sums) sum += part;
   const float factor = rsqrtf(sum / static_cast<float>(size) + p.eps);
   float* out = p.output + static_cast<long long>(row) * p.stride + begin;
+  uint16_t* rounded =
+      p.rounded_output == nullptr
+          ? nullptr
+          : p.rounded_output + static_cast<long long>(row) * p.rounded_stride + begin;
+  const auto store = [&](int at, float y) {
+    out[at] = y;
+    if (rounded != nullptr) rounded[at] = __bfloat16_as_ushort(__float2bfloat16_rn(y));
+  };
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int at = thread + i * kThreads;
-    if (at < size) out[at] = held[i] * factor * weights[i];
+    if (at < size) store(at, held[i] * factor * weights[i]);
   }
   for (int i = thread + kHeld * kThreads; i < size; i += kThreads) {
-    out[i] = x[i] * factor * weight[i];
+    store(i, x[i] * factor * weight[i]);
   }
 }
 

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 namespace adder::cuda {
 
 struct RmsNormParams {
@@ -15,7 +17,9 @@ struct RmsNormParams {
   int groups = 1;  // the mean is taken over each of so many equal parts of a row
   const float* weight = nullptr;
   float eps = 0;
-  float* output = nullptr;  // [rows, stride]
+  float* output = nullptr;             // [rows, stride]
+  uint16_t* rounded_output = nullptr;  // [rows, rounded_stride], in bf16; null: none
+  int rounded_stride = 0;
 };
 
 void LaunchRmsNorm(const RmsNormParams& params, cudaStream_t stream);
