@@ -231,15 +231,15 @@ __global__ void __launch_bounds__(kChunkThreads, kN > 128   ? 2
     }
     __syncthreads();
     if (of_all + 1 < units.end) copy_unit(of_all + 1);
-    float* out = p.output + row * p.output_stride + head * p.head_dim + part + 2 * t;
+    __nv_bfloat16* out = c.output + row * c.output_stride + head * p.head_dim + part + 2 * t;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if ((r == 0 ? i0 : i1) >= piece.tokens) continue;
 #pragma unroll
       for (int n = 0; n < kP / 8; ++n) {
         if (part + n * 8 >= p.head_dim) continue;
-        *reinterpret_cast<float2*>(out + 8LL * r * p.output_stride + n * 8) = make_float2(
-            acc[n][2 * r] * FastSilu(z[r][n].x), acc[n][2 * r + 1] * FastSilu(z[r][n].y));
+        *reinterpret_cast<unsigned*>(out + 8LL * r * c.output_stride + n * 8) =
+            PackBf16(acc[n][2 * r] * FastSilu(z[r][n].x), acc[n][2 * r + 1] * FastSilu(z[r][n].y));
       }
     }
   }

@@ -12,7 +12,8 @@
 // (3) States from piece to piece: a thread owns two elements of a run's state. Writes the state
 //     before each piece, the final state, and the convolution's window, which nothing after (1)
 //     reads.
-// (4) Outputs (mamba2_chunk_outputs.cu): a block owns one half of a piece and some heads of a group.
+// (4) Outputs (mamba2_chunk_outputs.cu): a block owns one half of a piece and some heads of a
+// group.
 //     Its products C_i . B_j stay in registers; head after head they are weighted and multiplied
 //     with x, as attention weights are with values.
 // A head wider than 64 is worked on in parts of 64 channels: "unit" means a head's part.
