@@ -3,8 +3,8 @@
 // timing; no result does, since rows do not meet.
 //
 // Products: a block of 4 warps owns eight tiles of a packed matrix, two per warp, and one tile of
-// 64 or 128 rows. Phases per chunk of 64 columns: rows and packed weights of the next three chunks
-// are on their way to shared memory while this chunk's weights are scaled, rounded to bf16 and
+// 64 or 128 rows. Phases per chunk of 64 columns: rows and packed weights of the next chunks are
+// on their way to shared memory while this chunk's weights are scaled, rounded to bf16 and
 // multiplied. Results go through shared memory to be written in whole lines. Blocks beyond the
 // number of tiles, which only the device knows, end at once.
 #include <algorithm>
@@ -22,7 +22,6 @@ constexpr int kGroupThreads = 1024;
 constexpr int kThreads = 128;
 constexpr int kTilesPerWarp = 2;
 constexpr int kTilesPerBlock = kTilesPerWarp * kThreads / 32;
-constexpr int kStages = 4;
 
 __global__ void __launch_bounds__(kThreads)
     ChooseKernel(const float* scores, int scores_stride,
@@ -113,6 +112,9 @@ struct StageLayout {
   static constexpr int kWeights = kRows * kChunkCols * 2;
   static constexpr int kScales = kWeights + kTilesPerBlock * kTileBytes;
   static constexpr int kBytes = kScales + kTilesPerBlock * kScaleBytes;
+  // As many as the smallest devices have shared memory for.
+  static constexpr int kCount = kBytes <= 25088 ? 4 : kBytes <= 33280 ? 3 : 2;
+  static_assert(kCount * kBytes <= 99 * 1024);
 };
 
 // Scales of rows g and g + 8 from a stage: see packed_matrix.h.
@@ -173,6 +175,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 3 : 2)
   constexpr int kLoads = LoadsOf(F);
   constexpr int kRowTiles = kRows / 8;
   using Stage = StageLayout<F, kWide, kRows>;
+  constexpr int kStages = Stage::kCount;
   // Columns of the block's results.
   constexpr int kResults = kTilesPerBlock * (kGateUp ? kTileRows / 2 : kTileRows);
   extern __shared__ __align__(128) unsigned char shared[];
@@ -374,7 +377,8 @@ void LaunchGrouped(const ExpertGroups& groups, const PackedMatrix& m, const __nv
   const auto launch = [&]<WeightFormat kFormat, bool kWide>() {
     const auto with_rows = [&]<int kRows>() {
       const auto kernel = GroupedKernel<kFormat, kWide, kGateUp, kRows>;
-      constexpr size_t kShared = size_t{kStages} * StageLayout<kFormat, kWide, kRows>::kBytes;
+      using Stage = StageLayout<kFormat, kWide, kRows>;
+      constexpr size_t kShared = size_t{Stage::kCount} * Stage::kBytes;
       AllowSharedMemory(kernel, kShared);
       Launch("the kernel of grouped experts", kernel, grid, dim3(kThreads), kShared, stream, groups,
              m, input, output);
