@@ -95,6 +95,8 @@ bench mamba2-1.3b mamba2-1.3b 4 --batch 1
 bench llama-3.2-1b llama-3.2-1b 4 --batch 1
 bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
 bench mamba2-1.3b mamba2-1.3b 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
+bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 1 --prompt-tokens 4096 --repeat 3
+bench mamba2-1.3b mamba2-1.3b 4 --batch 1 --prompt-tokens 4096 --repeat 3
 bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 1 --prompt-tokens 8192 --repeat 3
 
 # audit NAME MODEL: one row of the audit's table. A broken rule fails the whole run.

@@ -222,8 +222,13 @@ WideOps::Bf16Rows WideOps::Activations(BufferId id, const std::optional<RmsNorm>
   normalized_ = norm ? id : kNoId;
   norm_weight_ = norm ? norm->weight : kNoId;
   Bf16NormParams params;
-  params.input = WidenedValues(id, rows);
-  params.stride = Stride(id);
+  if (is_bf16_[static_cast<size_t>(id)]) {
+    params.bf16_input = reinterpret_cast<const __nv_bfloat16*>(Values(id));
+    params.stride = Bf16Stride(Width(id));
+  } else {
+    params.input = Values(id);
+    params.stride = Stride(id);
+  }
   params.rows = rows;
   params.width = Width(id);
   if (norm) {
@@ -291,8 +296,8 @@ void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
   params.mixer = MixerParams(op, weights_, state_, slice);
   params.mixer.projected = Values(op.input);
   params.mixer.projected_stride = Stride(op.input);
-  params.mixer.output = F32Values(op.output);
-  params.mixer.output_stride = Stride(op.output);
+  params.output = Bf16Values(op.output);
+  params.output_stride = Bf16Stride(Width(op.output));
   params.rows = slice.rows;
   params.pieces = slice.pieces;
   params.piece_count = slice.piece_count;

@@ -1,11 +1,11 @@
 // Attention with an online softmax whose weights never leave registers.
 //
 // A block of 4 warps owns one query head and one half of a piece, sixteen queries per warp. Phases:
-// (1) queries to shared memory as bf16, then to registers; (2) per 64 positions: keys and values of
-// the next are on their way to shared memory while this one's products, maxima and sums are made;
-// each warp for itself, with a barrier before a buffer is filled again; (3) division by the sums.
-// Positions behind the sequence's end enter as zeros with weight 0: pages hold anything there.
-// Preconditions: every position of the batch's runs is in the pages (LaunchKvAppend).
+// (1) queries to shared memory as bf16, then to registers; (2) per kKeys positions: keys and values
+// of the next are on their way to shared memory while this one's products, maxima and sums are
+// made; each warp for itself, with a barrier before a buffer is filled again; (3) division by the
+// sums. Positions behind the sequence's end enter as zeros with weight 0: pages hold anything
+// there. Preconditions: every position of the batch's runs is in the pages (LaunchKvAppend).
 #include <algorithm>
 
 #include "cuda/kernels/attention_chunks.h"
@@ -18,14 +18,18 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kQueries = kPieceTokens / 2;
-constexpr int kKeys = 64;
 constexpr float kLog2E = 1.44269504f;
+
+// Positions per step: what two buffers of keys and values leave of the shared memory of the
+// smallest devices.
+constexpr int KeysOf(int dim) { return dim > 128 ? 32 : 64; }
 
 // kDim: head_dim rounded up to a size that is compiled.
 template <int kDim>
 __global__ void __launch_bounds__(kThreads)
     AttentionChunkKernel(const __grid_constant__ AttentionChunkParams c) {
   const AttentionParams& p = c.attention;
+  constexpr int kKeys = KeysOf(kDim);
   constexpr int kUnits = kDim / 8;
   constexpr int kTileBytes = kKeys * kDim * 2;
   extern __shared__ __align__(128) unsigned char shared[];  // keys | values, twice
@@ -50,6 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned tiles = SharedAddress(shared);
 
   // Queries take the place of the second buffer for a moment.
+  static_assert(kQueries * kDim * 2 <= 2 * kTileBytes);
   unsigned char* q_bytes = shared + 2 * kTileBytes;
   for (int i = threadIdx.x; i < kQueries * kUnits; i += kThreads) {
     const int r = i / kUnits;
@@ -195,7 +200,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kDim>
 void LaunchDim(const AttentionChunkParams& params, cudaStream_t stream) {
-  constexpr size_t kShared = size_t{4} * kKeys * kDim * 2;
+  constexpr size_t kShared = size_t{4} * KeysOf(kDim) * kDim * 2;
   const auto kernel = AttentionChunkKernel<kDim>;
   AllowSharedMemory(kernel, kShared);
   Launch("the kernel of chunked attention", kernel,
@@ -207,7 +212,7 @@ void LaunchDim(const AttentionChunkParams& params, cudaStream_t stream) {
 }  // namespace
 
 bool AttentionChunksSupport(int head_dim, int page_positions) {
-  return head_dim % 8 == 0 && head_dim <= kMaxAttentionHeadDim && page_positions % kKeys == 0;
+  return head_dim % 8 == 0 && head_dim <= kMaxAttentionHeadDim && page_positions % KeysOf(64) == 0;
 }
 
 void LaunchAttentionChunks(const AttentionChunkParams& params, cudaStream_t stream) {

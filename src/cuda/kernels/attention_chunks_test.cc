@@ -125,10 +125,7 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
   LaunchAttentionChunks(params, stream.get());
   stream.Synchronize();
 
-  const std::vector<__nv_bfloat16> raw = output.Download();
-  std::vector<float> found(raw.size());
-  std::transform(raw.begin(), raw.end(), found.begin(),
-                 [](__nv_bfloat16 x) { return __bfloat162float(x); });
+  const std::vector<float> found = Widened(output.Download());
   double worst = 0;
   for (size_t row = 0; row < rows; ++row) {
     const auto r = static_cast<size_t>(row_runs[row]);

@@ -18,16 +18,32 @@ constexpr int kNormThreads = 256;
 constexpr int kNormKept = 8;
 constexpr int kThreads = 256;
 
+__device__ __forceinline__ float2 WidenPair(unsigned both) {
+  return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+}
+
 __device__ __forceinline__ float4 LoadFour(const float* from, int left) {
   if (left >= 4) return *reinterpret_cast<const float4*>(from);
   return make_float4(left > 0 ? from[0] : 0.0f, left > 1 ? from[1] : 0.0f,
                      left > 2 ? from[2] : 0.0f, 0.0f);
 }
 
+__device__ __forceinline__ float4 LoadFour(const __nv_bfloat16* from, int left) {
+  if (left >= 4) {
+    const uint2 words = *reinterpret_cast<const uint2*>(from);
+    const float2 low = WidenPair(words.x);
+    const float2 high = WidenPair(words.y);
+    return make_float4(low.x, low.y, high.x, high.y);
+  }
+  return make_float4(left > 0 ? __bfloat162float(from[0]) : 0.0f,
+                     left > 1 ? __bfloat162float(from[1]) : 0.0f,
+                     left > 2 ? __bfloat162float(from[2]) : 0.0f, 0.0f);
+}
+
 // kLanes threads per group of a row, whole warps. What does not fit into registers is read twice.
-template <int kLanes>
+template <int kLanes, class Input>
 __global__ void __launch_bounds__(kNormThreads)
-    Bf16NormKernel(const __grid_constant__ Bf16NormParams p) {
+    Bf16NormKernel(const __grid_constant__ Bf16NormParams p, const Input* input) {
   __shared__ float sums[kNormThreads / 32];
   const int item = static_cast<int>(blockIdx.x) * (kNormThreads / kLanes) +
                    static_cast<int>(threadIdx.x) / kLanes;
@@ -39,7 +55,7 @@ __global__ void __launch_bounds__(kNormThreads)
   const int begin = group * size;
   // The last group also writes the padding.
   const int end = group + 1 == p.groups ? Bf16Stride(p.width) - begin : size;
-  const float* x = p.input + static_cast<long long>(used ? row : 0) * p.stride + begin;
+  const Input* x = input + static_cast<long long>(used ? row : 0) * p.stride + begin;
   __nv_bfloat16* out = p.output + static_cast<long long>(row) * Bf16Stride(p.width) + begin;
   const float4 zero = make_float4(0, 0, 0, 0);
   float4 weights[kNormKept];
@@ -190,10 +206,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__device__ __forceinline__ float2 Widen(unsigned both) {
-  return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
-}
-
 // A thread owns eight values of a row. kVectors: gates are read sixteen bytes at a time.
 template <bool kVectors>
 __global__ void __launch_bounds__(kThreads)
@@ -215,8 +227,8 @@ __global__ void __launch_bounds__(kThreads)
     const uint4 high = *reinterpret_cast<const uint4*>(gate + width);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 x = Widen(Component(low, i));
-      const float2 y = Widen(Component(high, i));
+      const float2 x = WidenPair(Component(low, i));
+      const float2 y = WidenPair(Component(high, i));
       a[2 * i] = x.x, a[2 * i + 1] = x.y;
       b[2 * i] = y.x, b[2 * i + 1] = y.y;
     }
@@ -271,9 +283,15 @@ void LaunchBf16Norm(const Bf16NormParams& params, cudaStream_t stream) {
   const int size = params.width / params.groups;
   const auto launch = [&]<int kLanes>() {
     constexpr int kItems = kNormThreads / kLanes;
-    Launch("the RMSNorm kernel", Bf16NormKernel<kLanes>,
-           dim3(static_cast<unsigned>((params.rows * params.groups + kItems - 1) / kItems)),
-           dim3(kNormThreads), 0, stream, params);
+    constexpr char kName[] = "the RMSNorm kernel";
+    const dim3 grid(static_cast<unsigned>((params.rows * params.groups + kItems - 1) / kItems));
+    const dim3 block(kNormThreads);
+    if (params.bf16_input != nullptr) {
+      Launch(kName, Bf16NormKernel<kLanes, __nv_bfloat16>, grid, block, 0, stream, params,
+             params.bf16_input);
+    } else {
+      Launch(kName, Bf16NormKernel<kLanes, float>, grid, block, 0, stream, params, params.input);
+    }
   };
   constexpr int kPerWarp = 32 * 4 * kNormKept;
   if (size <= kPerWarp) return launch.template operator()<32>();

@@ -13,8 +13,10 @@ constexpr int Bf16Stride(int width) { return (width + 7) / 8 * 8; }
 
 // output [rows, Bf16Stride(width)] = RMSNorm(input) * weight, or input alone without a weight.
 struct Bf16NormParams {
-  const float* input = nullptr;  // [rows, stride]
-  int stride = 0;                // a multiple of 4
+  // [rows, stride]: one of them, the other null. Strides are multiples of 4.
+  const float* input = nullptr;
+  const __nv_bfloat16* bf16_input = nullptr;
+  int stride = 0;
   int rows = 0;
   int width = 0;
   int groups = 1;  // the mean is taken over each of so many equal parts of a row

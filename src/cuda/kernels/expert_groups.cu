@@ -3,11 +3,10 @@
 // timing; no result does, since rows do not meet.
 //
 // Products: a block of 4 warps owns eight tiles of a packed matrix, two per warp, and one tile of
-// 64 or 128 rows. Phases per chunk of 64 columns: weights of the next chunk are loaded to
-// registers and rows of the next but one are on their way to shared memory while this chunk's
-// weights are scaled, rounded to bf16 and multiplied. Results go through shared memory to be
-// written in whole lines. Blocks beyond the number of tiles, which only the device knows, end at
-// once.
+// 64 or 128 rows. Phases per chunk of 64 columns: rows and packed weights of the next chunks are
+// on their way to shared memory while this chunk's weights are scaled, rounded to bf16 and
+// multiplied. Results go through shared memory to be written in whole lines. Blocks beyond the
+// number of tiles, which only the device knows, end at once.
 #include <algorithm>
 
 #include "cuda/kernels/bf16_rows.h"
@@ -24,7 +23,6 @@ constexpr int kGroupThreads = 1024;
 constexpr int kThreads = 128;
 constexpr int kTilesPerWarp = 2;
 constexpr int kTilesPerBlock = kTilesPerWarp * kThreads / 32;
-constexpr int kStages = 3;
 
 __global__ void __launch_bounds__(kThreads)
     ChooseKernel(const float* scores, int scores_stride,
@@ -104,7 +102,43 @@ __device__ __forceinline__ int RowUnit(int row, int unit) {
   return row * kChunkCols * 2 + (unit ^ (row & 1) << 2) * 16;
 }
 
-constexpr int StageBytes(int rows) { return rows * kChunkCols * 2; }
+// A stage of shared memory: the rows' chunk, then each tile's weights, then each tile's scales.
+template <WeightFormat F, bool kWide, int kRows>
+struct StageLayout {
+  static constexpr int kTileBytes = LoadsOf(F) * 32 * 16;
+  static constexpr int kScaleBytes =
+      !Fragment<F>::kQuantized
+          ? 0
+          : ScaleBytesPerChunk(kWide ? ScaleFormat::kWide : ScaleFormat::kCompactBf16);
+  static constexpr int kWeights = kRows * kChunkCols * 2;
+  static constexpr int kScales = kWeights + kTilesPerBlock * kTileBytes;
+  static constexpr int kBytes = kScales + kTilesPerBlock * kScaleBytes;
+  // As many as the smallest devices have shared memory for.
+  static constexpr int kCount = kBytes <= 25088 ? 4 : kBytes <= 33280 ? 3 : 2;
+  static_assert(kCount * kBytes <= 99 * 1024);
+};
+
+// Scales of rows g and g + 8 from a stage: see packed_matrix.h.
+template <bool kWide>
+__device__ __forceinline__ void ReadScales(ScalePairs<kWide>& pairs, const unsigned char* scales,
+                                           int g) {
+  if constexpr (kWide) {
+    const uint2* of_rows = reinterpret_cast<const uint2*>(scales);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint2 pair = of_rows[h * kTileRows + g + 8 * r];
+        pairs.words[4 * h + 2 * r] = pair.x;
+        pairs.words[4 * h + 2 * r + 1] = pair.y;
+      }
+    }
+  } else {
+    const unsigned* of_rows = reinterpret_cast<const unsigned*>(scales);
+    pairs.words[0] = of_rows[g];
+    pairs.words[1] = of_rows[g + 8];
+  }
+}
 
 __device__ __forceinline__ unsigned Twice(float x) { return PackBf16(x, x); }
 
@@ -135,13 +169,14 @@ __device__ __forceinline__ void ExpandScaled(const uint4 (&raw)[LoadsOf(F)],
 }
 
 template <WeightFormat F, bool kWide, bool kGateUp, int kRows>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kRows == 64 ? 3 : 2)
     GroupedKernel(const __grid_constant__ ExpertGroups groups,
                   const __grid_constant__ PackedMatrix m, const __nv_bfloat16* input,
                   __nv_bfloat16* output) {
   constexpr int kLoads = LoadsOf(F);
   constexpr int kRowTiles = kRows / 8;
-  constexpr int kStageBytes = StageBytes(kRows);
+  using Stage = StageLayout<F, kWide, kRows>;
+  constexpr int kStages = Stage::kCount;
   // Columns of the block's results.
   constexpr int kResults = kTilesPerBlock * (kGateUp ? kTileRows / 2 : kTileRows);
   extern __shared__ __align__(128) unsigned char shared[];
@@ -173,8 +208,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     sources[i] = -1;
     if (r < tile.rows) sources[i] = kGateUp ? pair_of_row[r] / groups.top_k : pair_of_row[r];
   }
+  // Each warp copies the weights of its own tiles.
+  const int first_tile = static_cast<int>(blockIdx.x) * kTilesPerBlock + warp * kTilesPerWarp;
+  const uint4* data = m.data + tile.expert * m.data_stride + lane;
+  const unsigned char* scales =
+      static_cast<const unsigned char*>(m.scales) + tile.expert * m.scales_stride;
   const auto copy = [&](int chunk) {
-    const unsigned stage = stages + chunk % kStages * kStageBytes;
+    const unsigned stage = stages + chunk % kStages * Stage::kBytes;
     const int col = chunk * kChunkCols + unit * 8;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
@@ -183,21 +223,20 @@ __global__ void __launch_bounds__(kThreads, 2)
           valid ? input + static_cast<long long>(sources[i]) * stride + col : input;
       CopyAsync(stage + RowUnit(first_row + i * (kThreads / kUnits), unit), from, valid);
     }
-  };
-  const int first_tile = static_cast<int>(blockIdx.x) * kTilesPerBlock + warp * kTilesPerWarp;
-  const uint4* data = m.data + tile.expert * m.data_stride + lane;
-  const unsigned char* scales =
-      static_cast<const unsigned char*>(m.scales) + tile.expert * m.scales_stride;
-  uint4 raw[2][kTilesPerWarp][kLoads];
-  ScalePairs<kWide> pairs[2][kTilesPerWarp];
-  const auto load = [&](int buffer, int chunk) {
 #pragma unroll
     for (int w = 0; w < kTilesPerWarp; ++w) {
       if (first_tile + w >= m.tiles) continue;
+      const int in_block = warp * kTilesPerWarp + w;
       const long long place = static_cast<long long>(first_tile + w) * m.chunks + chunk;
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) raw[buffer][w][i] = __ldg(data + (place * kLoads + i) * 32);
-      if constexpr (Fragment<F>::kQuantized) pairs[buffer][w].Load(scales, place, g);
+      for (int i = 0; i < kLoads; ++i) {
+        CopyAsync(stage + Stage::kWeights + in_block * Stage::kTileBytes + (i * 32 + lane) * 16,
+                  data + (place * kLoads + i) * 32, true);
+      }
+      if (lane < Stage::kScaleBytes / 16) {
+        CopyAsync(stage + Stage::kScales + in_block * Stage::kScaleBytes + lane * 16,
+                  scales + place * Stage::kScaleBytes + lane * 16, true);
+      }
     }
   };
 
@@ -206,20 +245,29 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (stage < m.chunks) copy(stage);
     CopyCommit();
   }
-  load(0, 0);
   float acc[kTilesPerWarp][kRowTiles][4] = {};
-  const auto step = [&](int buffer, int chunk) {
+#pragma unroll 1
+  for (int chunk = 0; chunk < m.chunks; ++chunk) {
     CopyWait<kStages - 2>();
     __syncthreads();
     if (chunk + kStages - 1 < m.chunks) copy(chunk + kStages - 1);
     CopyCommit();
-    if (chunk + 1 < m.chunks) load(buffer ^ 1, chunk + 1);
+    const unsigned char* stage = shared + chunk % kStages * Stage::kBytes;
     unsigned a[kTilesPerWarp][4][4];
 #pragma unroll
     for (int w = 0; w < kTilesPerWarp; ++w) {
-      ExpandScaled<F, kWide>(raw[buffer][w], pairs[buffer][w], m.scale_format, a[w]);
+      const int in_block = warp * kTilesPerWarp + w;
+      const uint4* weights =
+          reinterpret_cast<const uint4*>(stage + Stage::kWeights + in_block * Stage::kTileBytes);
+      uint4 raw[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) raw[i] = weights[i * 32 + lane];
+      ScalePairs<kWide> pairs;
+      if constexpr (Fragment<F>::kQuantized) {
+        ReadScales<kWide>(pairs, stage + Stage::kScales + in_block * Stage::kScaleBytes, g);
+      }
+      ExpandScaled<F, kWide>(raw, pairs, m.scale_format, a[w]);
     }
-    const unsigned char* stage = shared + chunk % kStages * kStageBytes;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
@@ -234,16 +282,11 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
       }
     }
-  };
-#pragma unroll 1
-  for (int chunk = 0; chunk < m.chunks; chunk += 2) {
-    step(0, chunk);
-    if (chunk + 1 < m.chunks) step(1, chunk + 1);
   }
 
   // Results [kRows][kResults] with a unit of padding per row, over the stages.
   constexpr int kResultStride = kResults + 8;
-  static_assert(kRows * kResultStride * 2 <= kStages * kStageBytes);
+  static_assert(kRows * kResultStride * 2 <= kStages * Stage::kBytes);
   __nv_bfloat16* results = reinterpret_cast<__nv_bfloat16*>(shared);
   CopyWait<0>();
   __syncthreads();
@@ -335,7 +378,8 @@ void LaunchGrouped(const ExpertGroups& groups, const PackedMatrix& m, const __nv
   const auto launch = [&]<WeightFormat kFormat, bool kWide>() {
     const auto with_rows = [&]<int kRows>() {
       const auto kernel = GroupedKernel<kFormat, kWide, kGateUp, kRows>;
-      constexpr size_t kShared = size_t{kStages} * StageBytes(kRows);
+      using Stage = StageLayout<kFormat, kWide, kRows>;
+      constexpr size_t kShared = size_t{Stage::kCount} * Stage::kBytes;
       AllowSharedMemory(kernel, kShared);
       Launch("the kernel of grouped experts", kernel, grid, dim3(kThreads), kShared, stream, groups,
              m, input, output);

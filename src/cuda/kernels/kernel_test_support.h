@@ -1,8 +1,11 @@
 // For tests of kernels: random numbers, errors per row, and skipping where there is no device.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -39,6 +42,13 @@ class Numbers {
  private:
   uint64_t state_;
 };
+
+inline std::vector<float> Widened(const std::vector<__nv_bfloat16>& values) {
+  std::vector<float> widened(values.size());
+  std::transform(values.begin(), values.end(), widened.begin(),
+                 [](__nv_bfloat16 x) { return __bfloat162float(x); });
+  return widened;
+}
 
 // |found - expected| / |expected| over `count` elements from `from` on; infinity for a value that
 // is not finite.

@@ -10,8 +10,10 @@
 namespace adder::cuda {
 
 struct Mamba2ChunkParams {
-  Mamba2Params mixer;
-  int rows = 0;  // tokens of all runs
+  Mamba2Params mixer;               // `output` is not used
+  int rows = 0;                     // tokens of all runs
+  __nv_bfloat16* output = nullptr;  // [rows, output_stride]: y * silu(z)
+  int output_stride = 0;            // a multiple of 8
   const Piece* pieces = nullptr;
   int piece_count = 0;
   const int* first_pieces = nullptr;  // [run_count + 1]: where a run's pieces begin

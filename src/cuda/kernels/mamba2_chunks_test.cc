@@ -102,17 +102,18 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
   const auto count = static_cast<size_t>(rows);
   const std::vector<float> projected = numbers.Vector(count * stride, 1.5f);
   const DeviceArray<float> device_projected(projected);
-  const DeviceArray<float> output(std::vector<float>(count * inner, NAN));
+  const DeviceArray<__nv_bfloat16> output(
+      std::vector<__nv_bfloat16>(count * inner, __float2bfloat16(NAN)));
   p.runs = device_runs.data();
   p.run_count = static_cast<int>(run_count);
   p.projected = device_projected.data();
   p.projected_stride = static_cast<int>(stride);
-  p.output = output.data();
-  p.output_stride = static_cast<int>(inner);
 
   Mamba2ChunkParams params;
   params.mixer = p;
   params.rows = rows;
+  params.output = output.data();
+  params.output_stride = static_cast<int>(inner);
   params.pieces = device_pieces.data();
   params.piece_count = static_cast<int>(pieces.size());
   params.first_pieces = device_first_pieces.data();
@@ -172,7 +173,7 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
     }
   }
 
-  const std::vector<float> found = output.Download();
+  const std::vector<float> found = Widened(output.Download());
   const std::vector<float> found_slots = device_slots.Download();
   double worst = 0;
   for (size_t r = 0; r < run_count; ++r) {
