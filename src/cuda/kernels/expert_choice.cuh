@@ -25,17 +25,23 @@ struct ExpertChoice {
     scores[expert] = score == score ? score : -INFINITY;
   }
 
-  // A barrier must lie between the scores and this; ends with one.
+  // A barrier must lie between the scores and this; ends with one. Four threads compare an expert
+  // with all others.
   __device__ __forceinline__ void Rank(int top_k) const {
-    for (int e = static_cast<int>(threadIdx.x); e < count; e += static_cast<int>(blockDim.x)) {
-      const float own = scores[e];
+    const int part = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll 1
+    for (int first = 0; first < count; first += static_cast<int>(blockDim.x) / 4) {
+      const int e = first + static_cast<int>(threadIdx.x) / 4;
+      const float own = scores[min(e, count - 1)];
       int rank = 0;
 #pragma unroll 4
-      for (int other = 0; other < count; ++other) {
+      for (int other = part; other < count; other += 4) {
         const float score = scores[other];
         rank += score > own || (score == own && other < e);
       }
-      if (rank < top_k) {
+      rank += __shfl_xor_sync(0xffffffffu, rank, 1);
+      rank += __shfl_xor_sync(0xffffffffu, rank, 2);
+      if (part == 0 && e < count && rank < top_k) {
         best[rank] = own;
         experts[rank] = e;
       }

@@ -242,11 +242,13 @@ class LinearKernels : public testing::TestWithParam<Format> {
     // A row more than tokens, read in reverse order.
     const auto rows = static_cast<size_t>(tokens) + 1;
     std::vector<float> input = numbers.Vector(rows * static_cast<size_t>(stride), 2);
-    // silu of a large negative sum turns rounding into large relative errors.
+    // Gates are kept from large negative sums, of which silu turns rounding into large relative
+    // errors.
     const float size =
         gated ? std::min(1.0f, 6.0f / std::sqrt(static_cast<float>(shape.cols))) : 1.0f;
     const std::vector<float> norm = numbers.Vector(static_cast<size_t>(stride), 0.5f * size, size);
-    const std::vector<float> bias = numbers.Vector(static_cast<size_t>(shape.rows));
+    std::vector<float> bias = numbers.Vector(static_cast<size_t>(shape.rows));
+    for (int row = 0; gated && row < width; ++row) bias[static_cast<size_t>(row)] += 2.5f;
     const std::vector<float> before =
         numbers.Vector(static_cast<size_t>(tokens) * static_cast<size_t>(output_stride));
     std::vector<int> order(static_cast<size_t>(tokens));
