@@ -15,12 +15,14 @@
 
 namespace adder {
 
-// Where the results of a matrix go: token t, row r at data[t * stride + r], as scale * (y + bias),
-// added to what is there when `add`.
+// Where the results of a matrix go: token t, row r at data[t * stride + r], as
+// scale * row_scales[r] * (input_scale * y + bias), added to what is there when `add`.
 struct MatmulOutput {
   float* data = nullptr;
   int64_t stride = 0;
   const float* bias = nullptr;  // one per row, or none
+  float input_scale = 1;
+  const float* row_scales = nullptr;  // one per row, or none
   float scale = 1;
   bool add = false;
 };

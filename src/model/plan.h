@@ -51,6 +51,8 @@ struct MatrixRef {
   int64_t rows = 0;
   int64_t cols = 0;
   std::vector<MatrixPart> parts;
+  // No layout has a quantised form of it.
+  bool always_float = false;
 };
 
 // What is done to a vector's values when they are loaded as f32.
@@ -73,10 +75,21 @@ struct VectorRef {
   VectorTransform transform = VectorTransform::kIdentity;
 };
 
-// y = W x + b.
+// A constant that multiplies `rows` consecutive rows.
+struct RowScale {
+  int64_t rows = 0;
+  float factor = 1;
+};
+
+// y = row_scale * (input_scale * W x + b). row_scales follow each other from the first row on;
+// without any, y is not scaled.
 struct Linear {
   MatrixId weight = kNoId;
   VectorId bias = kNoId;
+  float input_scale = 1;
+  std::vector<RowScale> row_scales = {};
+
+  bool scaled() const { return input_scale != 1 || !row_scales.empty(); }
 };
 
 // y = x / sqrt(mean(x^2) + eps) * w, the mean taken over each of `groups` equal parts of x.
@@ -128,9 +141,9 @@ struct Attention {
 //   dt = clamp(softplus(dt + dt_bias), dt_min, dt_max)
 //   h  = exp(dt * a) * h + dt * B x^T          (h: [d_state, head_dim])
 //   y  = C^T h + d * x
-// then y * silu(z), the gated norm over all inner channels, and out_proj. Heads share B and C of
-// their group: group = head / (heads / groups).
-// State: the last d_conv - 1 inputs of the convolution and h (restorable only).
+// then y * silu(z), the gated norm over all inner channels, and out_proj; norm_before_gate: the
+// norm of y, then times silu(z). Heads share B and C of their group: group = head / (heads /
+// groups). State: the last d_conv - 1 inputs of the convolution and h (restorable only).
 struct Mamba2 {
   int64_t heads = 0;
   int64_t head_dim = 0;
@@ -147,6 +160,7 @@ struct Mamba2 {
   VectorId a = kNoId;            // [heads], negative
   VectorId d = kNoId;            // [heads]
   std::optional<RmsNorm> gated_norm;
+  bool norm_before_gate = false;
   Linear out_proj;
 
   int64_t inner() const { return heads * head_dim; }

@@ -39,7 +39,8 @@ class Costing {
     const int64_t per_token =
         2 * m.d_conv * m.conv_channels() + 5 * m.inner() * m.d_state + 3 * m.inner();
     return {VectorBytes(m.conv_weight) + VectorBytes(m.conv_bias) + VectorBytes(m.dt_bias) +
-                VectorBytes(m.a) + VectorBytes(m.d),
+                VectorBytes(m.a) + VectorBytes(m.d) +
+                (m.norm_before_gate ? NormBytes(m.gated_norm) : 0),
             work_.sequences * 2 * state_floats * kFloatBytes, work_.tokens * per_token};
   }
 

@@ -46,6 +46,9 @@ void ExpectNear(const Rows& found, const Rows& expected) {
 struct Runner {
   explicit Runner(const PlanBuilder& builder)
       : plan(builder.plan), weights(builder.Bind()), executor(MakeInterpreter(builder.Lower())) {}
+  // Formulas alone.
+  Runner(Plan formulas, std::shared_ptr<const BoundWeights> values)
+      : plan(std::move(formulas)), weights(std::move(values)) {}
 
   Rows Until(const std::string& op, const std::vector<int32_t>& tokens) {
     const SequenceId id = executor->CreateSequence();
@@ -373,14 +376,66 @@ TEST(Interpreter, MlpWithoutAGateAndWithAnOutputGate) {
   ExpectNear(runner.Until("layers.0.mlp.gate_up", {2, 9}), expected);
 }
 
+TEST(Interpreter, ScaledRowsOfALinearMap) {
+  PlanBuilder builder = test::StartPlan(13, 7);
+  DenseMlp mlp = test::TestMlp(builder, "s0", 7);
+  Linear& up = mlp.gate_up;
+  up.input_scale = 1.5f;
+  up.row_scales = {{4, 0.5f}, {7, 3.0f}, {11, 0.25f}};
+  test::AddBlock(builder, 0, {mlp});
+  Runner runner(builder);
+  Rows expected;
+  for (const auto& row : runner.Until("embed", {2, 9})) {
+    auto normed = runner.Norm(builder.plan.blocks[0].pre_norm, row);
+    for (double& x : normed) x *= 1.5;
+    auto y = runner.Apply(up, normed);
+    for (size_t r = 0; r < y.size(); ++r) y[r] *= r < 4 ? 0.5 : r < 11 ? 3.0 : 0.25;
+    expected.emplace_back();
+    for (size_t r = 0; r < 11; ++r) expected.back().push_back(y[r] * Sigmoid(y[r]) * y[11 + r]);
+  }
+  ExpectNear(runner.Until("layers.0.mlp.gate_up", {2, 9}), expected);
+}
+
+TEST(Interpreter, Mamba2NormBeforeTheGate) {
+  // Built alike but for the order: the scan's output differs by the gate, then by the norm.
+  const auto run = [](bool before) {
+    PlanBuilder builder = test::StartPlan(13, 7);
+    Mamba2 m = test::TestMamba2(builder, "m0", 7);
+    m.norm_before_gate = before;
+    test::AddBlock(builder, 0, {m});
+    Runner runner(builder);
+    return std::make_pair(runner.Until("layers.0.mamba2.in_proj", kTokens),
+                          runner.Until("layers.0.mamba2.scan", kTokens));
+  };
+  const auto [projected, gated] = run(false);
+  PlanBuilder builder = test::StartPlan(13, 7);
+  const Mamba2 m = test::TestMamba2(builder, "m0", 7);
+  Runner norms(builder.plan, builder.Bind());
+  Rows expected;
+  for (size_t t = 0; t < gated.size(); ++t) {
+    std::vector<double> y;
+    for (size_t c = 0; c < 12; ++c) {
+      const double z = projected[t][c];
+      y.push_back(gated[t][c] / (z * Sigmoid(z)));
+    }
+    expected.push_back(norms.Norm(*m.gated_norm, y));
+    for (size_t c = 0; c < 12; ++c) expected[t][c] *= projected[t][c] * Sigmoid(projected[t][c]);
+  }
+  ExpectNear(run(true).second, expected);
+}
+
 TEST(Interpreter, RouterWithSigmoidGroupsAndChoiceBias) {
   PlanBuilder builder = test::StartPlan(13, 7);
-  MoeMlp moe = test::TestMoe(builder, "e0", 7);
+  MoeMlp moe;
   moe.experts = 6;
   moe.top_k = 2;
+  moe.intermediate = 5;
+  moe.activation = Activation::kGeluTanh;
   moe.router = builder.Linear("router", 6, 7, true);
-  moe.gate_up.push_back(builder.Matrix("sixth.gate_up", 12, 7));
-  moe.down.push_back(builder.Matrix("sixth.down", 7, 6));
+  for (int e = 0; e < 6; ++e) {
+    moe.gate_up.push_back(builder.Matrix("gate_up" + std::to_string(e), 10, 7));
+    moe.down.push_back(builder.Matrix("down" + std::to_string(e), 7, 5));
+  }
   moe.routing.scores = RouterScores::kSigmoid;
   moe.routing.choice_bias = builder.Vector("choice_bias", {0.1f, 0.0f, -0.2f, 0.6f, 0.05f, -0.3f});
   moe.routing.groups = 3;

@@ -63,6 +63,8 @@ class Verifier {
     Vector(m.a, m.heads, "a");
     Vector(m.d, m.heads, "d");
     if (m.groups <= 0 || m.heads % m.groups != 0) Bad("groups do not divide heads");
+    if (m.norm_before_gate && !m.gated_norm) Bad("it has no norm to take before the gate");
+    if (m.norm_before_gate) Norm(m.gated_norm, m.inner());
     Recurrent(op.conv_state, {m.d_conv - 1, m.conv_channels()}, "conv");
     Recurrent(op.ssm_state, {m.heads, m.d_state, m.head_dim}, "ssm");
     Write(op.output, m.inner());
@@ -188,6 +190,9 @@ class Verifier {
     const int64_t rows = program_.weights->matrices[static_cast<size_t>(linear.weight)].rows;
     Matrix(linear.weight, rows, cols, what);
     if (linear.bias != kNoId) Vector(linear.bias, rows, "bias");
+    int64_t scaled = 0;
+    for (const RowScale& scale : linear.row_scales) scaled += scale.rows;
+    if (!linear.row_scales.empty() && scaled != rows) Bad("its row scales are not one per row");
     return rows;
   }
 

@@ -23,6 +23,8 @@ bool IsBatchInvariant(Backend backend);
 // Whether the backend must agree with the reference to rounding.
 bool IsExact(Backend backend);
 
+// What of the program the backend has no kernel for; nothing when it runs it.
+std::string UnsupportedPart(Backend backend, const Program& program);
 std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program);
 
 }  // namespace adder::test
