@@ -22,6 +22,7 @@
 #include "cuda/nvtx_range.h"
 #include "cuda/op_params.h"
 #include "cuda/part_timing.h"
+#include "cuda/supported.h"
 #include "cuda/wide_ops.h"
 #include "program/batch_checks.h"
 
