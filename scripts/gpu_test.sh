@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every GPU test, then the decode bench of several models' geometries as a table (synthetic weights),
-# an audit of every family's decode step, and the convolution of a step three ways.
+# an audit of decode steps of several families, and the convolution of a step three ways.
 #   scripts/gpu_test.sh [BUILD] [--sanitizer]     (default BUILD: build/cuda, else build/gpu-portable)
 # BUILD is a build folder, or any folder with the programs in it. Needs a CUDA device, nothing to be
 # installed. --sanitizer also runs compute-sanitizer's memcheck and racecheck over the op tests.

@@ -32,7 +32,7 @@ class ProgramTest(CommandTest):
 
     def test_families(self) -> None:
         text = self.succeed("families")
-        for family in ("granitemoehybrid", "granite", "llama", "mamba2"):
+        for family in ("bamba", "granitemoehybrid", "granite", "llama", "mamba", "mamba2"):
             self.assertIn(family, text)
 
     def test_usage_errors(self) -> None:

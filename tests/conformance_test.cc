@@ -18,10 +18,11 @@ namespace {
 constexpr float kTieMargin = 1e-3f;
 
 // Bounds of the fast mode (int8 activations), about 1.5 to 2 times the worst that was measured over
-// the kit's quantised cases: mean KL 0.006 to 0.007 nats without experts and 0.019 with (a near tie
-// between experts can fall the other way); steps with another token than the reference had margins
-// of at most 0.95, on logits with a standard deviation of 3; 91% to 95% of all greedy steps agreed.
-constexpr double kFastKl = 0.04;
+// the kit's quantised cases: mean KL 0.006 to 0.016 nats without experts and 0.019 to 0.043 with (a
+// near tie between experts can fall the other way); steps with another token than the reference
+// had margins of at most 0.95, on logits with a standard deviation of 3; 87% to 95% of all greedy
+// steps agreed.
+constexpr double kFastKl = 0.07;
 constexpr float kFastMargin = 1.5f;
 constexpr double kFastAgreement = 0.85;
 

@@ -212,12 +212,19 @@ class Binder {
       }
       if (ref.transform == VectorTransform::kConvTimeMajor) {
         // [channels, 1, taps] and [channels, taps, 1] are the same bytes.
-        values = TimeMajor(values, tensor.shape.front());
+        values = Transposed(values, tensor.shape.front());
+      }
+      if (ref.transform == VectorTransform::kNegativeExpTransposed) {
+        values = Transposed(values, tensor.shape.front());
       }
     }
     for (float& value : values) {
-      if (ref.transform == VectorTransform::kNegativeExp) value = -std::exp(value);
+      if (ref.transform == VectorTransform::kNegativeExp ||
+          ref.transform == VectorTransform::kNegativeExpTransposed) {
+        value = -std::exp(value);
+      }
       if (ref.transform == VectorTransform::kPlusOne) value += 1.0f;
+      value += ref.offset;
       if (!std::isfinite(value)) {
         Fail(store_->directory().string(), ": the tensor ", ref.parts.front().tensor,
              " holds a value that is too large.");
@@ -226,12 +233,13 @@ class Binder {
     return values;
   }
 
-  static std::vector<float> TimeMajor(const std::vector<float>& values, int64_t channels) {
-    const size_t count = static_cast<size_t>(channels);
-    const size_t taps = values.size() / count;
+  // [rows, columns] -> [columns, rows].
+  static std::vector<float> Transposed(const std::vector<float>& values, int64_t rows) {
+    const size_t count = static_cast<size_t>(rows);
+    const size_t columns = values.size() / count;
     std::vector<float> out(values.size());
-    for (size_t c = 0; c < count; ++c) {
-      for (size_t t = 0; t < taps; ++t) out[t * count + c] = values[c * taps + t];
+    for (size_t r = 0; r < count; ++r) {
+      for (size_t c = 0; c < columns; ++c) out[c * count + r] = values[r * columns + c];
     }
     return out;
   }

@@ -200,6 +200,19 @@ TEST_F(BindTest, RowsAreUsedOnce) {
   EXPECT_NE(error(0, 4).find("the tensor m.weight would be used twice"), std::string::npos);
 }
 
+TEST_F(BindTest, ADecayPerStateRowIsTransposed) {
+  directory_.Write("config.json", "{}");
+  WriteTensors(directory_.path() / "model.safetensors",
+               {TestTensor::Float("A_log", {3, 2}, 0, 0.5f)});
+  Plan plan;
+  plan.family = "test";
+  plan.AddVector({"decay", {{"A_log", {{3, 2}}}}, VectorTransform::kNegativeExpTransposed});
+  const auto bound = BindWeights(WeightStore::Open(directory_.path()), plan);
+  std::vector<float> expected;
+  for (const float log : {0.0f, 1.0f, 2.0f, 0.5f, 1.5f, 2.5f}) expected.push_back(-std::exp(log));
+  EXPECT_EQ(bound->vectors[0], expected);
+}
+
 TEST_F(BindTest, ValuesThatOverflowInTheTransformAreRefused) {
   std::vector<TestTensor> tensors = SmallTensors();
   tensors[4] = TestTensor::Float("A_log", {2}, 1000, 1);

@@ -13,6 +13,7 @@ void CompleteMlxConfig(const Plan& plan, Json& config) {
         has_mamba = true;
         inner_size = mamba->inner();
       }
+      if (const Mamba1* mamba = std::get_if<Mamba1>(&mixer)) inner_size = mamba->inner;
     }
   }
   const auto has = [&](const char* key) { return config.contains(key) && !config[key].is_null(); };

@@ -45,6 +45,7 @@ std::unordered_map<VectorId, Role> VectorRoles(const Plan& plan) {
   roles[plan.final_norm.weight] = Role::kNorm;
   for (const Block& block : plan.blocks) {
     roles[block.pre_norm.weight] = Role::kNorm;
+    if (block.post_norm) roles[block.post_norm->weight] = Role::kNorm;
     for (const Mixer& mixer : block.mixers) {
       if (const Mamba2* mamba = std::get_if<Mamba2>(&mixer)) {
         roles[mamba->dt_bias] = Role::kTimeStepBias;
@@ -52,6 +53,23 @@ std::unordered_map<VectorId, Role> VectorRoles(const Plan& plan) {
         roles[mamba->d] = Role::kSkip;
         roles[mamba->conv_weight] = Role::kConv;
         if (mamba->gated_norm) roles[mamba->gated_norm->weight] = Role::kNorm;
+        if (mamba->selection) {
+          const Mamba2Selection& selection = *mamba->selection;
+          for (const auto& norm : {selection.b_norm, selection.c_norm, selection.dt_norm}) {
+            if (norm) roles[norm->weight] = Role::kNorm;
+          }
+        }
+      } else if (const ShortConv* conv = std::get_if<ShortConv>(&mixer)) {
+        roles[conv->conv_weight] = Role::kConv;
+      }
+      if (const Mamba1* mamba = std::get_if<Mamba1>(&mixer)) {
+        roles[mamba->dt_proj.bias] = Role::kTimeStepBias;
+        roles[mamba->a] = Role::kDecay;
+        roles[mamba->d] = Role::kSkip;
+        roles[mamba->conv_weight] = Role::kConv;
+        for (const auto* norm : {&mamba->dt_norm, &mamba->b_norm, &mamba->c_norm}) {
+          if (*norm) roles[(*norm)->weight] = Role::kNorm;
+        }
       }
     }
   }
@@ -218,8 +236,9 @@ class Synthesizer {
     for (const VectorPart& part : vector.parts) {
       const uint64_t stream = NextStream();
       Generate<uint16_t>(*ElementCount(part.shapes.front()), writer, [&](uint64_t i) {
-        const float value = VectorValue(role, Uniform(stream, i));
-        return FloatToBF16(vector.transform == VectorTransform::kPlusOne ? value - 1.0f : value);
+        float value = VectorValue(role, Uniform(stream, i));
+        if (vector.transform == VectorTransform::kPlusOne) value -= 1.0f;
+        return FloatToBF16(value - vector.offset);
       });
     }
   }

@@ -16,8 +16,6 @@ HWY_BEFORE_NAMESPACE();
 namespace adder {
 namespace HWY_NAMESPACE {
 
-inline constexpr auto kStep = static_cast<int64_t>(kLanes);
-
 HWY_INLINE int64_t RoundUp(int64_t count) { return (count + kStep - 1) / kStep * kStep; }
 
 // Dot products of one query with kKeys keys that lie `stride` floats apart, times `scale`.

@@ -8,9 +8,11 @@
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "cpu/attention_kernel.h"
+#include "cpu/causal_conv.h"
 #include "cpu/elementwise.h"
 #include "cpu/linear.h"
 #include "cpu/loaded_weights.h"
+#include "cpu/mamba1_kernel.h"
 #include "cpu/mamba2_kernel.h"
 #include "cpu/moe.h"
 #include "cpu/simd_target.h"
@@ -53,6 +55,12 @@ class CpuExecutor : public HostExecutor {
     for (const Op& op : program_.ops) {
       if (const auto* linear = std::get_if<LinearOp>(&op.body)) ExpandRowScales(linear->linear);
       if (const auto* router = std::get_if<RouterOp>(&op.body)) ExpandRowScales(router->router);
+      if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+        ExpandRowScales(scan->mixer.dt_proj);
+      }
+      if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
+        ExpandRowScales(scan->mixer.selection->dt_proj);
+      }
       const auto* attention = std::get_if<AttentionOp>(&op.body);
       if (attention != nullptr && attention->mixer.rope) FindRope(*attention->mixer.rope);
     }
@@ -243,9 +251,7 @@ class CpuExecutor : public HostExecutor {
 
   void Run(const Mamba2Op& op) {
     const Mamba2& m = op.mixer;
-    const Mamba2Weights weights{
-        &m,         Vector(m.conv_weight), Vector(m.conv_bias), Vector(m.dt_bias), Vector(m.a),
-        Vector(m.d)};
+    const Mamba2Weights weights = WeightsOf(m);
     float* convolved = convolved_.Get(static_cast<size_t>(rows() * m.conv_channels()));
     float* steps = steps_.Get(static_cast<size_t>(rows() * 2 * m.heads));
     std::vector<Mamba2Run>& runs = mamba2_runs_;
@@ -255,6 +261,8 @@ class CpuExecutor : public HostExecutor {
       run.tokens = span.tokens;
       run.projected_stride = Width(op.input);
       run.projected = Values(op.input) + span.row * run.projected_stride;
+      run.dt = run.projected + m.inner() + m.conv_channels();
+      run.dt_stride = run.projected_stride;
       // With d_conv = 1 there is no window.
       run.window = op.conv_state < 0 ? nullptr : state_.Recurrent(span.sequence, op.conv_state);
       run.state = state_.Recurrent(span.sequence, op.ssm_state);
@@ -280,14 +288,20 @@ class CpuExecutor : public HostExecutor {
         }
       }
     });
+    ScanHeads(weights);
+    if (m.norm_before_gate) NormThenGate(op);
+  }
+
+  // The recurrence of mamba2_runs_.
+  void ScanHeads(const Mamba2Weights& weights) {
+    const int64_t heads = weights.mixer->heads;
     pool_.ParallelFor(
-        static_cast<int64_t>(runs.size()) * m.heads, 1, [&](int64_t begin, int64_t end, int) {
+        static_cast<int64_t>(mamba2_runs_.size()) * heads, 1, [&](int64_t begin, int64_t end, int) {
           for (int64_t i = begin; i < end; ++i) {
-            const int64_t head = i % m.heads;
-            Mamba2Scan(weights, runs[static_cast<size_t>(i / m.heads)], head, head + 1);
+            const int64_t head = i % heads;
+            Mamba2Scan(weights, mamba2_runs_[static_cast<size_t>(i / heads)], head, head + 1);
           }
         });
-    if (m.norm_before_gate) NormThenGate(op);
   }
 
   void NormThenGate(const Mamba2Op& op) {
@@ -298,6 +312,159 @@ class CpuExecutor : public HostExecutor {
         float* y = Values(op.output) + t * width;
         RmsNormRow(y, norm.weight, width, norm.groups, norm.eps, y);
         ActivateRow(Activation::kSilu, Values(op.input) + t * Width(op.input), y, width, y);
+      }
+    });
+  }
+
+  Mamba2Weights WeightsOf(const Mamba2& m) const {
+    return {&m,         Vector(m.conv_weight), Vector(m.conv_bias), Vector(m.dt_bias), Vector(m.a),
+            Vector(m.d)};
+  }
+
+  void Run(const Mamba2SelectedOp& op) {
+    const Mamba2& m = op.mixer;
+    const Mamba2Selection& selection = *m.selection;
+    const int64_t states = m.groups * m.d_state;
+    const int64_t stride = Width(op.selected);
+    float* x_b_c = convolved_.Get(static_cast<size_t>(rows() * m.scan_channels()));
+    float* low_rank = low_rank_.Get(static_cast<size_t>(rows() * selection.dt_rank));
+    pool_.ParallelFor(rows(), 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float* from = Values(op.selected) + t * stride;
+        float* to = x_b_c + t * m.scan_channels();
+        std::memcpy(to, Values(op.convolved) + t * m.inner(),
+                    static_cast<size_t>(m.inner()) * sizeof(float));
+        NormPart(selection.b_norm, from, states, to + m.inner());
+        NormPart(selection.c_norm, from + states, states, to + m.inner() + states);
+        NormPart(selection.dt_norm, from + 2 * states, selection.dt_rank,
+                 low_rank + t * selection.dt_rank);
+      }
+    });
+    ProjectSteps(selection.dt_proj, low_rank, selection.dt_rank);
+    const Mamba2Weights weights = WeightsOf(m);
+    float* steps = steps_.Get(static_cast<size_t>(rows() * 2 * m.heads));
+    mamba2_runs_.clear();
+    for (const Span& span : spans_) {
+      Mamba2Run run;
+      run.tokens = span.tokens;
+      run.projected_stride = Width(op.projected);
+      run.projected = Values(op.projected) + span.row * run.projected_stride;
+      run.dt = dt_.data() + span.row * m.heads;
+      run.dt_stride = m.heads;
+      run.state = state_.Recurrent(span.sequence, op.ssm_state);
+      run.convolved = x_b_c + span.row * m.scan_channels();
+      run.steps = steps + span.row * 2 * m.heads;
+      run.output_stride = Width(op.output);
+      run.output = Values(op.output) + span.row * run.output_stride;
+      mamba2_runs_.push_back(run);
+      Mamba2Steps(weights, run, 0, run.tokens);
+    }
+    ScanHeads(weights);
+  }
+
+  // A part of a row, through its norm if it has one.
+  void NormPart(const std::optional<RmsNorm>& norm, const float* from, int64_t size,
+                float* to) const {
+    if (norm) {
+      RmsNormRow(from, Vector(norm->weight), size, norm->groups, norm->eps, to);
+    } else {
+      std::copy(from, from + size, to);
+    }
+  }
+
+  void Run(const NormAddOp& op) {
+    const int64_t width = Width(op.input);
+    const float* x = Values(op.input);
+    float* out = Values(op.output);
+    float* normed = normed_.Get(static_cast<size_t>(rows() * width));
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        RmsNormRow(x + t * width, Vector(op.norm.weight), width, op.norm.groups, op.norm.eps,
+                   normed + t * width);
+        AddScaledRow(normed + t * width, op.scale, width, out + t * width);
+      }
+    });
+  }
+
+  void Run(const CausalConvOp& op) {
+    const CausalConvWeights weights{&op, Vector(op.weight), Vector(op.bias)};
+    // For a token or two the arithmetic is over before another thread has begun.
+    ForChannelBlocks(op.channels, rows() >= 4, [&](const Span& span, int64_t begin, int64_t end) {
+      CausalConvRun run;
+      run.tokens = span.tokens;
+      run.input_stride = Width(op.input);
+      run.input = Values(op.input) + span.row * run.input_stride;
+      run.window = state_.Recurrent(span.sequence, op.conv_state);
+      run.output_stride = Width(op.output);
+      run.output = Values(op.output) + span.row * run.output_stride;
+      CausalConv(weights, run, begin, end);
+    });
+  }
+
+  void Run(const Mamba1ScanOp& op) {
+    const Mamba1& m = op.mixer;
+    const int64_t stride = Width(op.selected);
+    const float* selected = Values(op.selected);
+    if (m.dt_norm || m.b_norm || m.c_norm) {
+      float* normed = selected_.Get(static_cast<size_t>(rows() * stride));
+      for (int64_t t = 0; t < rows(); ++t) {
+        const float* from = selected + t * stride;
+        float* to = normed + t * stride;
+        NormPart(m.dt_norm, from, m.dt_rank, to);
+        NormPart(m.b_norm, from + m.dt_rank, m.d_state, to + m.dt_rank);
+        NormPart(m.c_norm, from + m.dt_rank + m.d_state, m.d_state, to + m.dt_rank + m.d_state);
+      }
+      selected = normed;
+    }
+    float* dt = ProjectSteps(m.dt_proj, selected, stride);
+    ForChannelBlocks(m.inner, true, [&](const Span& span, int64_t begin, int64_t end) {
+      Mamba1Run run;
+      run.inner = m.inner;
+      run.d_state = m.d_state;
+      run.a = Vector(m.a);
+      run.d = Vector(m.d);
+      run.tokens = span.tokens;
+      run.x = Values(op.convolved) + span.row * m.inner;
+      run.dt = dt + span.row * m.inner;
+      run.bc_stride = stride;
+      run.b = selected + span.row * stride + m.dt_rank;
+      run.c = run.b + m.d_state;
+      run.z_stride = Width(op.projected);
+      run.z = Values(op.projected) + span.row * run.z_stride + m.inner;
+      run.state = state_.Recurrent(span.sequence, op.ssm_state);
+      run.output_stride = m.inner;
+      run.output = Values(op.output) + span.row * m.inner;
+      Mamba1Scan(run, begin, end);
+    });
+  }
+
+  // The time steps of all rows, before softplus, from low-rank ones `stride` apart. Always with f32
+  // activations: it is a small matrix, and what comes of it goes through two exponentials into
+  // everything the state remembers.
+  float* ProjectSteps(const Linear& linear, const float* low_rank, int64_t stride) {
+    const LoadedMatrix& matrix = weights_.matrix(linear.weight);
+    input_.Prepare(low_rank, stride, rows(), InputNorm{}, matrix, false, pool_);
+    MatmulJob job;
+    job.matrix = &matrix;
+    job.input = &input_;
+    job.output.data = dt_.Get(static_cast<size_t>(rows() * matrix.rows));
+    job.output.stride = matrix.rows;
+    SetBiasAndScales(linear, job.output);
+    RunMatmuls({&job, 1}, pool_, matmul_scratch_);
+    return job.output.data;
+  }
+
+  // Runs work(span, begin, end) for blocks of channels of every span of the slice, on several
+  // threads or one.
+  template <class Work>
+  void ForChannelBlocks(int64_t channels, bool spread, const Work& work) {
+    const int64_t blocks = (channels + kChannelBlock - 1) / kChannelBlock;
+    const int64_t tasks = static_cast<int64_t>(spans_.size()) * blocks;
+    pool_.ParallelFor(tasks, spread ? 1 : tasks, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t first = i % blocks * kChannelBlock;
+        work(spans_[static_cast<size_t>(i / blocks)], first,
+             std::min(first + kChannelBlock, channels));
       }
     });
   }
@@ -488,6 +655,10 @@ class CpuExecutor : public HostExecutor {
   Scratch<float> convolved_;
   Scratch<float> steps_;
   std::vector<Mamba2Run> mamba2_runs_;
+  Scratch<float> low_rank_;
+  Scratch<float> dt_;
+  Scratch<float> normed_;
+  Scratch<float> selected_;
   Scratch<float> router_scores_;
   std::vector<RopeCache> ropes_;
   MoeRunner moe_;

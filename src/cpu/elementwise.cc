@@ -17,33 +17,22 @@ namespace HWY_NAMESPACE {
 void RmsNormRowImpl(const float* x, const float* weight, int64_t size, int64_t groups, float eps,
                     float* out) {
   const DF df;
-  constexpr auto kStep = static_cast<int64_t>(kLanes);
   const int64_t part = size / groups;
   for (int64_t begin = 0; begin < size; begin += part) {
     const float* from = x + begin;
-    const float* w = weight + begin;
+    const float* w = weight != nullptr ? weight + begin : nullptr;
     float* to = out + begin;
-    const int64_t whole = part / kStep * kStep;
-    const auto rest = static_cast<size_t>(part - whole);
     VF squares = hn::Zero(df);
-    for (int64_t i = 0; i < whole; i += kStep) {
-      const VF v = hn::LoadU(df, from + i);
-      squares = hn::MulAdd(v, v, squares);
-    }
-    if (rest > 0) {
-      const VF v = LoadFirst(from + whole, rest);
+    for (int64_t i = 0; i < part; i += kStep) {
+      const VF v = LoadChannels(from + i, part - i);
       squares = hn::MulAdd(v, v, squares);
     }
     const float mean = SumLanes(squares) / static_cast<float>(part);
     const VF factor = hn::Set(df, 1.0f / std::sqrt(mean + eps));
-    for (int64_t i = 0; i < whole; i += kStep) {
-      hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(df, from + i), factor), hn::LoadU(df, w + i)), df,
-                 to + i);
-    }
-    if (rest > 0) {
-      StoreFirst(
-          hn::Mul(hn::Mul(LoadFirst(from + whole, rest), factor), LoadFirst(w + whole, rest)),
-          to + whole, rest);
+    for (int64_t i = 0; i < part; i += kStep) {
+      VF y = hn::Mul(LoadChannels(from + i, part - i), factor);
+      if (w != nullptr) y = hn::Mul(y, LoadChannels(w + i, part - i));
+      StoreChannels(y, to + i, part - i);
     }
   }
 }
@@ -89,7 +78,6 @@ HWY_INLINE VF Activate(VF x) {
 template <Activation kActivation>
 HWY_INLINE void ActivateValues(const float* gate, const float* up, int64_t size, float* out) {
   const DF df;
-  constexpr auto kStep = static_cast<int64_t>(kLanes);
   int64_t i = 0;
   for (; i + kStep <= size; i += kStep) {
     VF y = Activate<kActivation>(hn::LoadU(df, gate + i));
@@ -120,7 +108,6 @@ void ActivateRowImpl(Activation activation, const float* gate, const float* up, 
 
 void AddScaledRowImpl(const float* x, float factor, int64_t size, float* out) {
   const DF df;
-  constexpr auto kStep = static_cast<int64_t>(kLanes);
   const VF scale = hn::Set(df, factor);
   int64_t i = 0;
   for (; i + kStep <= size; i += kStep) {

@@ -8,7 +8,7 @@
 namespace adder {
 
 // out = x / sqrt(mean(x^2) + eps) * weight, the mean taken over each of `groups` equal parts. x and
-// out may be the same.
+// out may be the same. Without a weight (nullptr) it is 1.
 void RmsNormRow(const float* x, const float* weight, int64_t size, int64_t groups, float eps,
                 float* out);
 

@@ -24,24 +24,11 @@ HWY_BEFORE_NAMESPACE();
 namespace adder {
 namespace HWY_NAMESPACE {
 
-inline constexpr auto kStep = static_cast<int64_t>(kLanes);
 // Tokens per pass over the state: their y and dt*x strips stay in registers (four of each, twice
 // that with two vectors per strip on AVX-512).
 inline constexpr int64_t kScanTokens = 4;
 // How far ahead of its use the state is asked for, in floats.
 inline constexpr int64_t kPrefetchFloats = 512;
-
-// kLanes channels, or the first `count` when the row ends.
-HWY_INLINE VF LoadChannels(const float* from, int64_t count) {
-  return count >= kStep ? hn::LoadU(DF(), from) : LoadFirst(from, static_cast<size_t>(count));
-}
-HWY_INLINE void StoreChannels(VF value, float* to, int64_t count) {
-  if (count >= kStep) {
-    hn::StoreU(value, DF(), to);
-  } else {
-    StoreFirst(value, to, static_cast<size_t>(count));
-  }
-}
 
 void Mamba2ConvImpl(const Mamba2Weights& weights, const Mamba2Run& run, int64_t channel_begin,
                     int64_t channel_end) {
@@ -75,13 +62,6 @@ void Mamba2ConvImpl(const Mamba2Weights& weights, const Mamba2Run& run, int64_t 
   }
 }
 
-// log(1 + e^x) without overflow.
-HWY_INLINE VF Softplus(VF x) {
-  const DF df;
-  const VF e = hn::Exp(df, hn::Neg(hn::Abs(x)));
-  return hn::Add(hn::Max(x, hn::Zero(df)), hn::Log1p(df, e));
-}
-
 void Mamba2StepsImpl(const Mamba2Weights& weights, const Mamba2Run& run, int64_t token_begin,
                      int64_t token_end) {
   const DF df;
@@ -89,7 +69,7 @@ void Mamba2StepsImpl(const Mamba2Weights& weights, const Mamba2Run& run, int64_t
   const VF low = hn::Set(df, m.dt_min);
   const VF high = hn::Set(df, m.dt_max);
   for (int64_t t = token_begin; t < token_end; ++t) {
-    const float* input = run.projected + t * run.projected_stride + m.inner() + m.conv_channels();
+    const float* input = run.dt + t * run.dt_stride;
     float* dt_out = run.steps + t * 2 * m.heads;
     for (int64_t head = 0; head < m.heads; head += kStep) {
       const int64_t count = m.heads - head;
@@ -162,7 +142,7 @@ void ScanTokens(const Mamba2Weights& weights, const Mamba2Run& run, int64_t head
                 int64_t token) {
   const DF df;
   const Mamba2& m = *weights.mixer;
-  const int64_t channels = m.conv_channels();
+  const int64_t channels = m.scan_channels();
   const int64_t channel = head * m.head_dim + offset;
   const int64_t group = head / (m.heads / m.groups);
   const int64_t count = m.head_dim - offset;

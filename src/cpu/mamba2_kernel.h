@@ -1,5 +1,6 @@
 // Mamba-2 between in_proj and the gated norm, for a run of tokens of one sequence, in two phases:
-// Mamba2Conv over channels, then Mamba2Scan over heads. A decode step is a run of one token.
+// Mamba2Conv over channels, then Mamba2Scan over heads. A decode step is a run of one token. With a
+// selection the caller fills `convolved` and dt by itself.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +19,16 @@ struct Mamba2Weights {
   const float* d = nullptr;            // [heads]
 };
 
-// One run of tokens. Rows of `projected` are z | x | B | C | dt as in_proj left them.
+// One run of tokens. Rows of `projected` are z | x | B | C as in_proj left them, or start with z.
 struct Mamba2Run {
   int64_t tokens = 0;
   const float* projected = nullptr;  // [tokens, projected_stride]
   int64_t projected_stride = 0;
+  const float* dt = nullptr;  // [tokens, dt_stride]: dt before its bias
+  int64_t dt_stride = 0;
   float* window = nullptr;     // state [d_conv - 1, conv_channels], oldest first
   float* state = nullptr;      // state [heads, d_state, head_dim]
-  float* convolved = nullptr;  // scratch [tokens, conv_channels]: x | B | C after conv and SiLU
+  float* convolved = nullptr;  // scratch [tokens, scan_channels]: x | B | C after conv and SiLU
   float* steps = nullptr;      // scratch [tokens, 2, heads]: dt, then exp(dt * a)
   float* output = nullptr;     // [tokens, output_stride], inner channels used
   int64_t output_stride = 0;

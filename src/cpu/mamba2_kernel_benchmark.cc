@@ -41,6 +41,8 @@ void BM_Mamba2(benchmark::State& state) {
     const Mamba2Run run{tokens,
                         projected.data(),
                         m.in_proj_rows(),
+                        projected.data() + m.inner() + m.conv_channels(),
+                        m.in_proj_rows(),
                         window.data(),
                         memory.data() + next * static_cast<size_t>(state_size),
                         convolved.data(),

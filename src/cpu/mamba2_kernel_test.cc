@@ -8,20 +8,12 @@
 #include <vector>
 
 #include "cpu/simd_targets_for_test.h"
+#include "cpu/wave_for_test.h"
 
 namespace adder {
 namespace {
 
 class Mamba2KernelTest : public OnEveryTarget {};
-
-// Deterministic values without symmetry between channels, taps, heads and tokens.
-std::vector<float> Wave(int64_t size, float step, float offset, float height) {
-  std::vector<float> values(static_cast<size_t>(size));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = offset + height * std::sin(step * static_cast<float>(i + 1));
-  }
-  return values;
-}
 
 struct Model {
   Model(int64_t heads, int64_t head_dim, int64_t d_state, int64_t groups, int64_t d_conv,
@@ -69,6 +61,8 @@ Result RunKernels(const Model& model, const std::vector<float>& projected, int64
     run.tokens = take;
     run.projected = projected.data() + done * width;
     run.projected_stride = width;
+    run.dt = run.projected + m.inner() + m.conv_channels();
+    run.dt_stride = width;
     run.window = result.window.data();
     run.state = result.state.data();
     run.convolved = convolved.data();

@@ -21,10 +21,10 @@ struct MatmulOutput {
   float* data = nullptr;
   int64_t stride = 0;
   const float* bias = nullptr;  // one per row, or none
-  float input_scale = 1;
-  const float* row_scales = nullptr;  // one per row, or none
   float scale = 1;
   bool add = false;
+  float input_scale = 1;
+  const float* row_scales = nullptr;  // one per row, or none
 };
 
 // Activations quantised per group of columns: x = scale * q, q in [-127, 127]. Tokens lie in tiles

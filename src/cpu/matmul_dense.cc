@@ -30,7 +30,6 @@ void MultiplyTile(const std::byte* w, int64_t row_bytes, const float* x, int64_t
                   const MatmulOutput& output, int64_t row, int64_t token) {
   const DF df;
   constexpr int64_t kSize = kType == DType::kF32 ? 4 : 2;
-  constexpr auto kStep = static_cast<int64_t>(kLanes);
   VF sums[kRows][kTokens];
   for (auto& line : sums) {
     for (VF& sum : line) sum = hn::Zero(df);

@@ -47,6 +47,20 @@ HWY_INLINE void StoreFirst(VF value, float* to, size_t count) {
   std::memcpy(to, lanes, count * sizeof(float));
 }
 
+inline constexpr auto kStep = static_cast<int64_t>(kLanes);
+
+// kLanes channels, or the first `count` when the row ends.
+HWY_INLINE VF LoadChannels(const float* from, int64_t count) {
+  return count >= kStep ? hn::LoadU(DF(), from) : LoadFirst(from, static_cast<size_t>(count));
+}
+HWY_INLINE void StoreChannels(VF value, float* to, int64_t count) {
+  if (count >= kStep) {
+    hn::StoreU(value, DF(), to);
+  } else {
+    StoreFirst(value, to, static_cast<size_t>(count));
+  }
+}
+
 HWY_INLINE float SumLanes(VF value) { return hn::GetLane(hn::SumOfLanes(DF(), value)); }
 HWY_INLINE float MaxLane(VF value) { return hn::GetLane(hn::MaxOfLanes(DF(), value)); }
 
@@ -75,6 +89,13 @@ HWY_INLINE VF Silu(VF x) {
   const DF df;
   const VF e = hn::Exp(df, hn::Min(hn::Neg(x), hn::Set(df, 88.0f)));
   return hn::Div(x, hn::Add(hn::Set(df, 1.0f), e));
+}
+
+// log(1 + e^x) without overflow.
+HWY_INLINE VF Softplus(VF x) {
+  const DF df;
+  const VF e = hn::Exp(df, hn::Neg(hn::Abs(x)));
+  return hn::Add(hn::Max(x, hn::Zero(df)), hn::Log1p(df, e));
 }
 
 // x86 without VNNI multiplies bytes in pairs that are summed in 16 bits.

@@ -506,7 +506,12 @@ class CudaExecutor : public Executor {
   void Launch(const Op& op) {
     const NvtxRange range(op.name);
     if (slice_.wide) return wide_->Launch(op, slice_);
-    std::visit([this](const auto& body) { Launch(body); }, op.body);
+    // CheckSupported has refused programs with other ops.
+    std::visit(
+        [this](const auto& body) {
+          if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body);
+        },
+        op.body);
   }
 
   LinearShape Shape(int tokens) const {

@@ -15,7 +15,7 @@ struct CudaOptions {
   // bf16 where they meet weights, and keys and values are kept as bf16.
   bool f32 = false;
   // Batches of at least so many tokens run through kernels for many tokens (not with f32).
-  int wide_tokens = 257;
+  int wide_tokens = 65;
   // Tokens of such a batch that are run at once, a multiple of 128 in [512, 4096]; fewer where
   // there is too little memory.
   int wide_rows = 4096;

@@ -26,6 +26,10 @@ struct Unsupported {
   std::string operator()(const ExpertGateUpOp& op) const {
     return op.gated ? OfActivation(op.activation) : "experts without a gate";
   }
+  std::string operator()(const NormAddOp&) const { return "a norm after a mixer"; }
+  std::string operator()(const Mamba2SelectedOp&) const { return "Mamba-2 with a selection"; }
+  std::string operator()(const CausalConvOp&) const { return "a short convolution"; }
+  std::string operator()(const Mamba1ScanOp&) const { return "the Mamba-1 mixer"; }
   std::string operator()(const EmbedOp&) const { return {}; }
   std::string operator()(const Mamba2Op& op) const {
     return op.mixer.norm_before_gate ? "Mamba-2 with its norm before the gate" : "";

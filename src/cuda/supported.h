@@ -2,10 +2,17 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 
 #include "program/program.h"
 
 namespace adder::cuda {
+
+// Whether there are kernels for an op at all; CheckSupported refuses programs with others.
+template <class Body>
+inline constexpr bool kHasKernels =
+    !std::is_same_v<Body, NormAddOp> && !std::is_same_v<Body, Mamba2SelectedOp> &&
+    !std::is_same_v<Body, CausalConvOp> && !std::is_same_v<Body, Mamba1ScanOp>;
 
 // The first part of the program that has no kernel ("layers.3.mlp.gate_up: an MLP without a gate"),
 // or nothing when all have.

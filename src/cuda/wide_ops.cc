@@ -6,6 +6,7 @@
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/mamba2_chunks.h"
 #include "cuda/op_params.h"
+#include "cuda/supported.h"
 
 namespace adder::cuda {
 namespace {
@@ -249,7 +250,11 @@ void WideOps::Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int ro
 }
 
 void WideOps::Launch(const Op& op, const Slice& slice) {
-  std::visit([&](const auto& body) { Launch(body, slice); }, op.body);
+  std::visit(
+      [&](const auto& body) {
+        if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body, slice);
+      },
+      op.body);
 }
 
 void WideOps::Launch(const EmbedOp& op, const Slice& slice) {

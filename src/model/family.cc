@@ -46,12 +46,12 @@ const Family& FindFamily(const JsonObject& config) {
     }
   }
   // The original state-space configs name no model; their layer class, in lower case, is the
-  // model_type of the converted files.
+  // model_type of the converted files, but for the first version, which has no number there.
   if (const std::optional<JsonObject> ssm = config.Object({"ssm_cfg"})) {
     std::string layer = ssm->String({"layer"}, "Mamba1");
     std::transform(layer.begin(), layer.end(), layer.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    const Family* family = FindByModelType(layer);
+    const Family* family = FindByModelType(layer == "mamba1" ? "mamba" : layer);
     if (family != nullptr) return *family;
     Fail(ssm->where(), ": the layer \"", layer,
          "\" is not supported. Supported families are: ", SupportedFamilies(), ".");

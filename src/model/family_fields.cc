@@ -147,7 +147,7 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
 }
 
 Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor,
-              bool knows_alpha) {
+              double default_theta, bool knows_alpha) {
   // Newer files put everything into rope_parameters, older ones split it.
   const std::optional<JsonObject> nested = config.Object({"rope_parameters", "rope_scaling"});
   const JsonObject& parameters = nested ? *nested : config;
@@ -155,7 +155,7 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial
   const JsonObject& partial_source = parameters.Has("partial_rotary_factor") ? parameters : config;
 
   Rope rope;
-  rope.theta = ReadPositive(theta_source, {"rope_theta"}, 10000.0);
+  rope.theta = ReadPositive(theta_source, {"rope_theta"}, default_theta);
   const double partial =
       ReadPositive(partial_source, {"partial_rotary_factor"}, default_partial_factor);
   if (partial > 1) {
@@ -453,7 +453,7 @@ HunyuanAttention ReadHunyuanAttention(const JsonObject& config, int64_t hidden) 
   HunyuanAttention hunyuan;
   hunyuan.sizes = ReadAttentionSizes(config, hidden);
   hunyuan.sizes.scale = 1.0f / std::sqrt(static_cast<float>(hunyuan.sizes.head_dim));
-  hunyuan.sizes.rope = ReadRope(config, hunyuan.sizes.head_dim, 1.0, /*knows_alpha=*/true);
+  hunyuan.sizes.rope = ReadRope(config, hunyuan.sizes.head_dim, 1.0, 10000.0, /*knows_alpha=*/true);
   hunyuan.bias = config.Bool({"attention_bias"}, false);
   hunyuan.head_norms = config.Bool({"use_qk_norm"}, true);
   return hunyuan;

@@ -53,7 +53,7 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
 // Llama 3.1); others are an Error. With `knows_alpha` also dynamic with a field alpha, which
 // stretches the base: rope_theta * alpha ^ (head_dim / (head_dim - 2)), whatever the position.
 Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor = 1.0,
-              bool knows_alpha = false);
+              double default_theta = 10000.0, bool knows_alpha = false);
 
 // The heads of an attention layer: num_attention_heads, num_key_value_heads (default: as many),
 // head_dim or attention_head_dim (default: hidden / heads, or `default_head_dim`). Scale, rope and

@@ -42,12 +42,14 @@ TEST(Family, FoundByArchitecture) {
   EXPECT_EQ(Found(R"({"architectures": ["Mamba2ForCausalLM"]})"), "mamba2");
 }
 
-TEST(Family, OriginalMamba2FoundByItsLayer) {
+TEST(Family, OriginalMambaFoundByItsLayer) {
   EXPECT_EQ(Found(R"({"d_model": 8, "ssm_cfg": {"layer": "Mamba2"}})"), "mamba2");
   // Without a layer the original code builds the first Mamba.
-  const std::string error = Found(R"({"d_model": 8, "ssm_cfg": {}})");
+  EXPECT_EQ(Found(R"({"d_model": 8, "ssm_cfg": {}})"), "mamba");
+  EXPECT_EQ(Found(R"({"d_model": 8, "ssm_cfg": {"layer": "Mamba1"}})"), "mamba");
+  const std::string error = Found(R"({"d_model": 8, "ssm_cfg": {"layer": "Mamba9"}})");
   EXPECT_NE(error.find("ssm_cfg"), std::string::npos) << error;
-  EXPECT_NE(error.find("mamba1"), std::string::npos) << error;
+  EXPECT_NE(error.find("mamba9"), std::string::npos) << error;
 }
 
 TEST(Family, UnknownListsTheSupported) {

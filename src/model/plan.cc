@@ -53,6 +53,8 @@ std::string MixerName(const Mixer& mixer) {
   struct Namer {
     std::string operator()(const Attention&) const { return "Attention"; }
     std::string operator()(const Mamba2&) const { return "Mamba2"; }
+    std::string operator()(const Mamba1&) const { return "Mamba1"; }
+    std::string operator()(const ShortConv&) const { return "ShortConv"; }
     std::string operator()(const DenseMlp&) const { return "DenseMlp"; }
     std::string operator()(const MoeMlp&) const { return "MoeMlp"; }
   };

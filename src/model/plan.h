@@ -58,8 +58,9 @@ struct MatrixRef {
 // What is done to a vector's values when they are loaded as f32.
 enum class VectorTransform {
   kIdentity,
-  kNegativeExp,    // a = -exp(A_log)
-  kPlusOne,        // norms stored as w with (1 + w) applied
+  kNegativeExp,            // a = -exp(A_log)
+  kNegativeExpTransposed,  // the same, of A_log [channels, d_state] -> [d_state, channels]
+  kPlusOne,                // norms stored as w with (1 + w) applied
   kConvTimeMajor,  // conv weight [channels, 1, taps] or [channels, taps, 1] -> [taps, channels]
 };
 
@@ -73,6 +74,7 @@ struct VectorRef {
   std::string label;
   std::vector<VectorPart> parts;
   VectorTransform transform = VectorTransform::kIdentity;
+  float offset = 0;  // added to every value after the transform
 };
 
 // A constant that multiplies `rows` consecutive rows.
@@ -94,7 +96,7 @@ struct Linear {
 
 // y = x / sqrt(mean(x^2) + eps) * w, the mean taken over each of `groups` equal parts of x.
 struct RmsNorm {
-  VectorId weight = kNoId;
+  VectorId weight = kNoId;  // where a mixer says so, kNoId: w = 1
   float eps = 1e-5f;
   int64_t groups = 1;
 
@@ -143,7 +145,23 @@ struct Attention {
 //   y  = C^T h + d * x
 // then y * silu(z), the gated norm over all inner channels, and out_proj; norm_before_gate: the
 // norm of y, then times silu(z). Heads share B and C of their group: group = head / (heads /
-// groups). State: the last d_conv - 1 inputs of the convolution and h (restorable only).
+// groups).
+//
+// With a `selection`, in_proj rows are z [inner] | x [inner], the convolution runs over x alone,
+// and from its result x, after SiLU, selection.proj makes rows B [groups * d_state] | C [groups *
+// d_state] | dt [dt_rank], each of which may be normed; the dt of the formulas is dt_proj dt; the
+// norm then never comes before the gate.
+//
+// State: the last d_conv - 1 inputs of the convolution and h (restorable only).
+struct Mamba2Selection {
+  int64_t dt_rank = 0;
+  Linear proj;
+  std::optional<RmsNorm> b_norm;
+  std::optional<RmsNorm> c_norm;
+  std::optional<RmsNorm> dt_norm;
+  Linear dt_proj;  // [heads, dt_rank]
+};
+
 struct Mamba2 {
   int64_t heads = 0;
   int64_t head_dim = 0;
@@ -154,18 +172,66 @@ struct Mamba2 {
   float dt_max = std::numeric_limits<float>::infinity();
   int64_t chunk = 256;  // prefill chunk of the reference; a hint
   Linear in_proj;
-  VectorId conv_weight = kNoId;  // [d_conv, inner + 2 * groups * d_state], time-major
+  VectorId conv_weight = kNoId;  // [d_conv, conv_channels()], time-major
   VectorId conv_bias = kNoId;    // optional
   VectorId dt_bias = kNoId;      // [heads]
   VectorId a = kNoId;            // [heads], negative
   VectorId d = kNoId;            // [heads]
+  std::optional<Mamba2Selection> selection;
   std::optional<RmsNorm> gated_norm;
   bool norm_before_gate = false;
   Linear out_proj;
 
   int64_t inner() const { return heads * head_dim; }
-  int64_t conv_channels() const { return inner() + 2 * groups * d_state; }
-  int64_t in_proj_rows() const { return inner() + conv_channels() + heads; }
+  // Of x | B | C.
+  int64_t scan_channels() const { return inner() + 2 * groups * d_state; }
+  int64_t conv_channels() const { return selection ? inner() : scan_channels(); }
+  int64_t in_proj_rows() const { return inner() + conv_channels() + (selection ? 0 : heads); }
+  // With a selection.
+  int64_t selection_rows() const { return 2 * groups * d_state + selection->dt_rank; }
+};
+
+// Gated short convolution. in_proj rows: B [channels] | C [channels] | x [channels]. Per token:
+//   u = B * x
+//   y = C * (conv_bias + sum over taps t of conv_weight[t] * u[d_conv - 1 - t tokens ago])
+// then out_proj; the products are element by element, and there is no activation.
+// State: the last d_conv - 1 values of u (restorable only).
+struct ShortConv {
+  int64_t channels = 0;
+  int64_t d_conv = 0;
+  Linear in_proj;
+  VectorId conv_weight = kNoId;  // [d_conv, channels], time-major
+  VectorId conv_bias = kNoId;    // optional
+  Linear out_proj;
+};
+
+// Mamba-1 (Gu & Dao, "Mamba", arXiv:2312.00752). in_proj rows: x [inner] | z [inner]. The causal
+// depthwise convolution runs over x and is followed by SiLU; of its result x, x_proj makes rows
+// dt [dt_rank] | B [d_state] | C [d_state], each of which may be normed. Per channel:
+//   dt = softplus(dt_proj(dt))
+//   h  = exp(dt * a) * h + dt * B x            (h: [d_state], of the channel)
+//   y  = C . h + d * x
+// then y * silu(z) and out_proj.
+// State: the last d_conv - 1 inputs of the convolution and h (restorable only).
+struct Mamba1 {
+  int64_t inner = 0;
+  int64_t d_state = 0;
+  int64_t d_conv = 0;
+  int64_t dt_rank = 0;
+  Linear in_proj;
+  VectorId conv_weight = kNoId;  // [d_conv, inner], time-major
+  VectorId conv_bias = kNoId;    // optional
+  Linear x_proj;
+  std::optional<RmsNorm> dt_norm;  // of these three the weight may be none
+  std::optional<RmsNorm> b_norm;
+  std::optional<RmsNorm> c_norm;
+  Linear dt_proj;      // [inner, dt_rank]
+  VectorId a = kNoId;  // [d_state, inner], negative
+  VectorId d = kNoId;  // [inner]
+  Linear out_proj;
+
+  int64_t in_proj_rows() const { return 2 * inner; }
+  int64_t x_proj_rows() const { return dt_rank + 2 * d_state; }
 };
 
 // down(act(gate x) * up x). gate_up rows: gate [intermediate] | up [intermediate]. Not `gated`:
@@ -219,14 +285,16 @@ struct MoeMlp {
   std::vector<MatrixId> down;     // per expert
 };
 
-using Mixer = std::variant<Attention, Mamba2, DenseMlp, MoeMlp>;
+using Mixer = std::variant<Attention, Mamba2, Mamba1, ShortConv, DenseMlp, MoeMlp>;
 
-// x += residual_scale * sum of mixers(pre_norm(x)).
+// x += residual_scale * sum of mixers(pre_norm(x)). With a post_norm, which blocks of one mixer
+// other than MoeMlp may have: x += residual_scale * post_norm(mixer(pre_norm(x))).
 struct Block {
   int64_t layer = 0;  // layer number of the checkpoint; a layer may be several blocks
   RmsNorm pre_norm;
   std::vector<Mixer> mixers;
   float residual_scale = 1;
+  std::optional<RmsNorm> post_norm = std::nullopt;
 };
 
 struct Plan {
@@ -266,7 +334,7 @@ void ValidatePlan(const Plan& plan);
 // Parameters of the plan (every matrix once, tied weights once).
 int64_t ParameterCount(const Plan& plan);
 
-// "Mamba2", "Attention", "DenseMlp", "MoeMlp".
+// "Attention", "Mamba2", "Mamba1", "ShortConv", "DenseMlp", "MoeMlp".
 std::string MixerName(const Mixer& mixer);
 
 // "silu", "gelu", "gelu_tanh", "relu2".

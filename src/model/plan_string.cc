@@ -50,6 +50,9 @@ class PlanPrinter {
     if (norm.groups != 1) text += Concat(",groups=", norm.groups);
     return text + ")";
   }
+  static std::string NormText(const std::optional<RmsNorm>& norm) {
+    return norm ? NormText(*norm) : std::string("none");
+  }
   static std::string ActivationText(Activation activation, bool gated) {
     return ActivationName(activation) + (gated ? "" : " ungated");
   }
@@ -76,6 +79,7 @@ class PlanPrinter {
       out_ << ")";
       separator = " + ";
     }
+    if (block.post_norm) out_ << " -> " << NormText(*block.post_norm);
     out_ << " -> residual_scale=" << block.residual_scale << "\n";
   }
 
@@ -99,8 +103,34 @@ class PlanPrinter {
          << " d_state=" << mixer.d_state << " groups=" << mixer.groups << " d_conv=" << mixer.d_conv
          << (mixer.conv_bias != kNoId ? "+bias" : "") << " dt=[" << mixer.dt_min << ","
          << mixer.dt_max << "] chunk=" << mixer.chunk << " in_proj=" << LinearText(mixer.in_proj)
-         << " gated_norm=" << (mixer.gated_norm ? NormText(*mixer.gated_norm) : std::string("none"))
+         << " gated_norm=" << NormText(mixer.gated_norm)
          << (mixer.norm_before_gate ? " norm_before_gate" : "")
+         << " out_proj=" << LinearText(mixer.out_proj);
+    if (mixer.selection) {
+      const Mamba2Selection& selection = *mixer.selection;
+      out_ << " selection=(dt_rank=" << selection.dt_rank << " proj=" << LinearText(selection.proj)
+           << " b_norm=" << NormText(selection.b_norm) << " c_norm=" << NormText(selection.c_norm)
+           << " dt_norm=" << NormText(selection.dt_norm)
+           << " dt_proj=" << LinearText(selection.dt_proj) << ")";
+    }
+  }
+
+  void Print(const ShortConv& mixer) {
+    out_ << "channels=" << mixer.channels << " d_conv=" << mixer.d_conv
+         << (mixer.conv_bias != kNoId ? "+bias" : "") << " in_proj=" << LinearText(mixer.in_proj)
+         << " out_proj=" << LinearText(mixer.out_proj);
+  }
+
+  void Print(const Mamba1& mixer) {
+    const auto norm = [](const std::optional<RmsNorm>& value) {
+      if (!value) return std::string("none");
+      return value->weight == kNoId ? NormText(*value) + " unweighted" : NormText(*value);
+    };
+    out_ << "inner=" << mixer.inner << " d_state=" << mixer.d_state << " d_conv=" << mixer.d_conv
+         << (mixer.conv_bias != kNoId ? "+bias" : "") << " dt_rank=" << mixer.dt_rank
+         << " in_proj=" << LinearText(mixer.in_proj) << " x_proj=" << LinearText(mixer.x_proj)
+         << " dt_norm=" << norm(mixer.dt_norm) << " b_norm=" << norm(mixer.b_norm)
+         << " c_norm=" << norm(mixer.c_norm) << " dt_proj=" << LinearText(mixer.dt_proj)
          << " out_proj=" << LinearText(mixer.out_proj);
   }
 

@@ -64,7 +64,7 @@ Plan SmallPlan() {
   }
   const auto block = [&plan](int64_t layer, std::vector<Mixer> mixers) {
     const VectorId norm = plan.AddVector("pre", "pre.weight", 6);
-    plan.blocks.push_back(Block{layer, RmsNorm{norm, 1e-6f, 1}, std::move(mixers), 0.25f});
+    plan.blocks.push_back(Block{layer, RmsNorm{norm, 1e-6f, 1}, std::move(mixers), 0.25f, {}});
   };
   block(0, {attention});
   block(0, {mamba});

@@ -103,7 +103,15 @@ class Validator {
       }
       const int64_t size = VectorSize(vector);
       if (size < 0) Fail(where_, "its shapes are missing, disagree or overflow.");
+      Finite("offset", vector.offset);
       Range("size", size, 1, kMaxRows);
+      if (vector.transform == VectorTransform::kNegativeExpTransposed) {
+        // The loader transposes one [channels, d_state] tensor.
+        if (vector.parts.size() != 1 || vector.parts[0].shapes.size() != 1 ||
+            vector.parts[0].shapes[0].size() != 2) {
+          Fail(where_, "a decay to be transposed has exactly one part of two dimensions.");
+        }
+      }
       if (vector.transform != VectorTransform::kConvTimeMajor) continue;
       // The loader transposes one [channels, 1, taps] or [channels, taps, 1] tensor.
       if (vector.parts.size() != 1) Fail(where_, "a convolution weight has exactly one part.");
@@ -172,6 +180,17 @@ class Validator {
 
   void CheckNorm(const char* field, const RmsNorm& norm, int64_t size) {
     CheckVector(field, norm.weight, size);
+    CheckNormNumbers(field, norm, size);
+  }
+
+  // A norm that may be absent, or have no weight.
+  void CheckPlainNorm(const char* field, const std::optional<RmsNorm>& norm, int64_t size) {
+    if (!norm) return;
+    if (norm->weight != kNoId) CheckVector(field, norm->weight, size);
+    CheckNormNumbers(field, *norm, size);
+  }
+
+  void CheckNormNumbers(const char* field, const RmsNorm& norm, int64_t size) const {
     if (!std::isfinite(norm.eps) || norm.eps < 0) {
       Fail(where_, field, " eps is ", norm.eps, ", it should be a number of at least 0.");
     }
@@ -187,6 +206,14 @@ class Validator {
     CheckNorm("pre_norm", block.pre_norm, plan_.hidden);
     Finite("residual_scale", block.residual_scale);
     if (block.mixers.empty()) Fail(where_, "it has no mixers.");
+    if (block.post_norm) {
+      CheckNorm("post_norm", *block.post_norm, plan_.hidden);
+      Equal("number of mixers", static_cast<int64_t>(block.mixers.size()),
+            "the number that post_norm allows", 1);
+      if (std::holds_alternative<MoeMlp>(block.mixers[0])) {
+        Fail(where_, "a post_norm after MoeMlp is not implemented.");
+      }
+    }
     for (size_t i = 0; i < block.mixers.size(); ++i) {
       Enter(Concat(place, ", mixer ", i, " (", MixerName(block.mixers[i]), ")"));
       std::visit([this](const auto& mixer) { Check(mixer); }, block.mixers[i]);
@@ -236,6 +263,7 @@ class Validator {
       Fail(where_, "dt_max is ", mixer.dt_max, ", it should be at least dt_min (", mixer.dt_min,
            ").");
     }
+    if (mixer.selection) Range("selection dt_rank", mixer.selection->dt_rank, 1, kMaxSize);
     const std::optional<int64_t> state = ElementCount({mixer.heads, mixer.d_state, mixer.head_dim});
     if (!state || *state > kMaxStateSize) {
       Fail(where_, "a state of heads x d_state x head_dim = ",
@@ -248,11 +276,56 @@ class Validator {
     CheckVector("dt_bias", mixer.dt_bias, mixer.heads);
     CheckVector("a", mixer.a, mixer.heads);
     CheckVector("d", mixer.d, mixer.heads);
+    if (mixer.selection) CheckSelection(mixer, *mixer.selection);
     if (mixer.gated_norm) CheckNorm("gated_norm", *mixer.gated_norm, mixer.inner());
     if (mixer.norm_before_gate && !mixer.gated_norm) {
       Fail(where_, "norm_before_gate is set, but there is no gated_norm.");
     }
+    if (mixer.norm_before_gate && mixer.selection) {
+      Fail(where_, "norm_before_gate is set, which a mixer with a selection cannot have.");
+    }
     CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.inner());
+  }
+
+  void CheckSelection(const Mamba2& mixer, const Mamba2Selection& selection) {
+    const int64_t states = mixer.groups * mixer.d_state;
+    CheckLinear("selection proj", selection.proj, mixer.selection_rows(), mixer.inner());
+    if (selection.b_norm) CheckNorm("selection b_norm", *selection.b_norm, states);
+    if (selection.c_norm) CheckNorm("selection c_norm", *selection.c_norm, states);
+    if (selection.dt_norm) CheckNorm("selection dt_norm", *selection.dt_norm, selection.dt_rank);
+    CheckLinear("selection dt_proj", selection.dt_proj, mixer.heads, selection.dt_rank);
+  }
+
+  void Check(const ShortConv& mixer) {
+    Range("channels", mixer.channels, 1, kMaxSize);
+    Range("d_conv", mixer.d_conv, 1, 1024);
+    CheckLinear("in_proj", mixer.in_proj, 3 * mixer.channels, plan_.hidden);
+    CheckVector("conv_weight", mixer.conv_weight, mixer.d_conv * mixer.channels);
+    if (mixer.conv_bias != kNoId) CheckVector("conv_bias", mixer.conv_bias, mixer.channels);
+    CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.channels);
+  }
+
+  void Check(const Mamba1& mixer) {
+    Range("inner", mixer.inner, 1, kMaxSize);
+    Range("d_state", mixer.d_state, 1, kMaxSize);
+    Range("d_conv", mixer.d_conv, 1, 1024);
+    Range("dt_rank", mixer.dt_rank, 1, kMaxSize);
+    const std::optional<int64_t> state = ElementCount({mixer.d_state, mixer.inner});
+    if (!state || *state > kMaxStateSize) {
+      Fail(where_, "a state of d_state x inner = ", ShapeString({mixer.d_state, mixer.inner}),
+           " is larger than ", kMaxStateSize, " elements.");
+    }
+    CheckLinear("in_proj", mixer.in_proj, mixer.in_proj_rows(), plan_.hidden);
+    CheckVector("conv_weight", mixer.conv_weight, mixer.d_conv * mixer.inner);
+    if (mixer.conv_bias != kNoId) CheckVector("conv_bias", mixer.conv_bias, mixer.inner);
+    CheckLinear("x_proj", mixer.x_proj, mixer.x_proj_rows(), mixer.inner);
+    CheckPlainNorm("dt_norm", mixer.dt_norm, mixer.dt_rank);
+    CheckPlainNorm("b_norm", mixer.b_norm, mixer.d_state);
+    CheckPlainNorm("c_norm", mixer.c_norm, mixer.d_state);
+    CheckLinear("dt_proj", mixer.dt_proj, mixer.inner, mixer.dt_rank);
+    CheckVector("a", mixer.a, mixer.d_state * mixer.inner);
+    CheckVector("d", mixer.d, mixer.inner);
+    CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.inner);
   }
 
   // A norm of all heads together, or of each head alone with one weight for all.

@@ -53,6 +53,11 @@ StateLayout MakeStateLayout(const Plan& plan) {
       if (const auto* mamba = std::get_if<Mamba2>(&mixers[mixer])) {
         add(block, mixer, "conv", {mamba->d_conv - 1, mamba->conv_channels()});
         add(block, mixer, "ssm", {mamba->heads, mamba->d_state, mamba->head_dim});
+      } else if (const auto* selective = std::get_if<Mamba1>(&mixers[mixer])) {
+        add(block, mixer, "conv", {selective->d_conv - 1, selective->inner});
+        add(block, mixer, "ssm", {selective->d_state, selective->inner});
+      } else if (const auto* conv = std::get_if<ShortConv>(&mixers[mixer])) {
+        add(block, mixer, "conv", {conv->d_conv - 1, conv->channels});
       } else if (const auto* attention = std::get_if<Attention>(&mixers[mixer])) {
         layout.kv.push_back({block, mixer, attention->kv_heads, attention->head_dim});
       }

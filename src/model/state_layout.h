@@ -13,8 +13,9 @@ namespace adder {
 struct RecurrentState {
   int block = 0;
   int mixer = 0;
-  std::string
-      name;  // "conv": [d_conv - 1, channels], oldest first; "ssm": [heads, d_state, head_dim]
+  // "conv": [d_conv - 1, channels], oldest first; "ssm": [heads, d_state, head_dim] of Mamba-2,
+  // [d_state, inner] of Mamba-1.
+  std::string name;
   Shape shape;
   int64_t offset = 0;  // in floats from the start of the slot; a multiple of 16
   int64_t size = 0;    // in floats

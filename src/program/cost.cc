@@ -31,17 +31,44 @@ class Costing {
     return {LinearBytes(op.linear) + NormBytes(op.norm), 0, tokens * MatrixFlops(op.linear.weight)};
   }
 
+  OpCost operator()(const NormAddOp& op) const {
+    return {NormBytes(op.norm), 0, work_.tokens * 4 * VectorElements(op.norm.weight)};
+  }
+
   OpCost operator()(const Mamba2Op& op) const {
     const Mamba2& m = op.mixer;
-    const int64_t state_floats = (m.d_conv - 1) * m.conv_channels() + m.inner() * m.d_state;
-    // Per state element: decay multiply, input multiply, add, output multiply, add. Per channel:
-    // the skip's multiply and add, and the gate's multiply.
-    const int64_t per_token =
-        2 * m.d_conv * m.conv_channels() + 5 * m.inner() * m.d_state + 3 * m.inner();
-    return {VectorBytes(m.conv_weight) + VectorBytes(m.conv_bias) + VectorBytes(m.dt_bias) +
-                VectorBytes(m.a) + VectorBytes(m.d) +
-                (m.norm_before_gate ? NormBytes(m.gated_norm) : 0),
-            work_.sequences * 2 * state_floats * kFloatBytes, work_.tokens * per_token};
+    OpCost cost = Scan(m);
+    cost.weight_bytes += VectorBytes(m.conv_weight) + VectorBytes(m.conv_bias);
+    if (m.norm_before_gate) cost.weight_bytes += NormBytes(m.gated_norm);
+    cost.state_bytes += work_.sequences * 2 * (m.d_conv - 1) * m.conv_channels() * kFloatBytes;
+    cost.flops += work_.tokens * 2 * m.d_conv * m.conv_channels();
+    return cost;
+  }
+
+  OpCost operator()(const Mamba2SelectedOp& op) const {
+    const Mamba2Selection& selection = *op.mixer.selection;
+    OpCost cost = Scan(op.mixer);
+    cost.weight_bytes += LinearBytes(selection.dt_proj) + NormBytes(selection.b_norm) +
+                         NormBytes(selection.c_norm) + NormBytes(selection.dt_norm);
+    cost.flops += work_.tokens * MatrixFlops(selection.dt_proj.weight);
+    return cost;
+  }
+
+  OpCost operator()(const CausalConvOp& op) const {
+    const int64_t gates = (op.gate_before >= 0) + (op.gate_after >= 0);
+    return {VectorBytes(op.weight) + VectorBytes(op.bias),
+            work_.sequences * 2 * (op.d_conv - 1) * op.channels * kFloatBytes,
+            work_.tokens * (2 * op.d_conv + gates) * op.channels};
+  }
+
+  OpCost operator()(const Mamba1ScanOp& op) const {
+    const Mamba1& m = op.mixer;
+    // As for Mamba-2, and per state element the product of dt and a.
+    const int64_t per_token = 6 * m.inner * m.d_state + 3 * m.inner;
+    return {LinearBytes(m.dt_proj) + VectorBytes(m.a) + VectorBytes(m.d) + NormBytes(m.dt_norm) +
+                NormBytes(m.b_norm) + NormBytes(m.c_norm),
+            work_.sequences * 2 * m.inner * m.d_state * kFloatBytes,
+            work_.tokens * (per_token + MatrixFlops(m.dt_proj.weight))};
   }
 
   OpCost operator()(const AttentionOp& op) const {
@@ -71,6 +98,14 @@ class Costing {
   OpCost operator()(const ExpertDownOp& op) const { return Experts(op.down, op.top_k); }
 
  private:
+  // The recurrence of Mamba-2. Per state element: decay multiply, input multiply, add, output
+  // multiply, add. Per channel: the skip's multiply and add, and the gate's multiply.
+  OpCost Scan(const Mamba2& m) const {
+    return {VectorBytes(m.dt_bias) + VectorBytes(m.a) + VectorBytes(m.d),
+            work_.sequences * 2 * m.inner() * m.d_state * kFloatBytes,
+            work_.tokens * (5 * m.inner() * m.d_state + 3 * m.inner())};
+  }
+
   // Experts of one layer have one shape, but mixed quantisation may give them different bytes:
   // which are chosen is not known, so the mean counts.
   OpCost Experts(const std::vector<MatrixId>& experts, int64_t top_k) const {
@@ -86,11 +121,11 @@ class Costing {
     return program_.weights->matrices[static_cast<size_t>(id)];
   }
   int64_t MatrixFlops(MatrixId id) const { return 2 * Matrix(id).rows * Matrix(id).cols; }
-  int64_t VectorBytes(VectorId id) const {
+  int64_t VectorElements(VectorId id) const {
     if (id == kNoId) return 0;
-    return static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(id)].size()) *
-           kFloatBytes;
+    return static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(id)].size());
   }
+  int64_t VectorBytes(VectorId id) const { return VectorElements(id) * kFloatBytes; }
   int64_t LinearBytes(const Linear& linear) const {
     return Matrix(linear.weight).bytes() + VectorBytes(linear.bias);
   }

@@ -123,16 +123,21 @@ class Interpreter : public HostExecutor {
 
   // Row `row` of a buffer, after the norm if there is one. Not rounded to f32 in between.
   std::vector<double> NormalizedRow(BufferId id, size_t row, const std::optional<RmsNorm>& norm) {
-    const float* x = RowOf(id, row);
-    std::vector<double> out(x, x + Width(id));
+    return Normalized(RowOf(id, row), Width(id), norm);
+  }
+
+  std::vector<double> Normalized(const float* x, int64_t width,
+                                 const std::optional<RmsNorm>& norm) const {
+    std::vector<double> out(x, x + width);
     if (!norm) return out;
-    const float* weight = Vector(norm->weight);
     const size_t size = out.size() / static_cast<size_t>(norm->groups);
     for (size_t begin = 0; begin < out.size(); begin += size) {
       double squares = 0;
       for (size_t i = begin; i < begin + size; ++i) squares += out[i] * out[i];
       const double factor = 1.0 / std::sqrt(squares / static_cast<double>(size) + norm->eps);
-      for (size_t i = begin; i < begin + size; ++i) out[i] *= factor * weight[i];
+      for (size_t i = begin; i < begin + size; ++i) {
+        out[i] *= factor * (norm->weight == kNoId ? 1.0f : Vector(norm->weight)[i]);
+      }
     }
     return out;
   }
@@ -220,8 +225,8 @@ class Interpreter : public HostExecutor {
       const std::vector<double> convolved =
           Convolve(op.mixer, projected + op.mixer.inner(),
                    state_.Recurrent(rows_[i].sequence, op.conv_state));
-      StateStep(op.mixer, convolved, dt, gate, state_.Recurrent(rows_[i].sequence, op.ssm_state),
-                RowOf(op.output, i));
+      StateStep(op.mixer, convolved, std::vector<double>(dt, dt + op.mixer.heads), gate,
+                state_.Recurrent(rows_[i].sequence, op.ssm_state), RowOf(op.output, i));
       if (!op.mixer.norm_before_gate) continue;
       const std::vector<double> normed = NormalizedRow(op.output, i, op.mixer.gated_norm);
       for (size_t c = 0; c < normed.size(); ++c) {
@@ -252,15 +257,16 @@ class Interpreter : public HostExecutor {
   }
 
   // One step of the recurrence; state is [heads, d_state, head_dim].
-  void StateStep(const Mamba2& m, const std::vector<double>& convolved, const float* dt_input,
-                 const float* gate, float* state, float* out) const {
+  void StateStep(const Mamba2& m, const std::vector<double>& convolved,
+                 const std::vector<double>& dt_input, const float* gate, float* state,
+                 float* out) const {
     const double* x = convolved.data();
     const double* b = x + m.inner();
     const double* c = b + m.groups * m.d_state;
     for (int64_t head = 0; head < m.heads; ++head) {
       const int64_t group = head / (m.heads / m.groups);
       const double dt = std::clamp<double>(
-          Softplus(static_cast<double>(dt_input[head]) + Vector(m.dt_bias)[head]), m.dt_min,
+          Softplus(dt_input[static_cast<size_t>(head)] + Vector(m.dt_bias)[head]), m.dt_min,
           m.dt_max);
       const double decay = std::exp(dt * Vector(m.a)[head]);
       for (int64_t p = 0; p < m.head_dim; ++p) {
@@ -273,6 +279,90 @@ class Interpreter : public HostExecutor {
           y += c[group * m.d_state + n] * next;
         }
         out[channel] = static_cast<float>(m.norm_before_gate ? y : y * Silu(gate[channel]));
+      }
+    }
+  }
+
+  void Run(const Mamba2SelectedOp& op) {
+    const Mamba2& m = op.mixer;
+    const Mamba2Selection& selection = *m.selection;
+    const int64_t states = m.groups * m.d_state;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* selected = RowOf(op.selected, i);
+      const float* x = RowOf(op.convolved, i);
+      std::vector<double> x_b_c(x, x + m.inner());
+      for (const auto& part : {Normalized(selected, states, selection.b_norm),
+                               Normalized(selected + states, states, selection.c_norm)}) {
+        x_b_c.insert(x_b_c.end(), part.begin(), part.end());
+      }
+      const std::vector<double> dt =
+          Normalized(selected + 2 * states, selection.dt_rank, selection.dt_norm);
+      StateStep(m, x_b_c, Apply(selection.dt_proj, {dt}).front(), RowOf(op.projected, i),
+                state_.Recurrent(rows_[i].sequence, op.ssm_state), RowOf(op.output, i));
+    }
+  }
+
+  void Run(const NormAddOp& op) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const std::vector<double> y = NormalizedRow(op.input, i, op.norm);
+      float* out = RowOf(op.output, i);
+      for (size_t k = 0; k < y.size(); ++k) out[k] = static_cast<float>(out[k] + op.scale * y[k]);
+    }
+  }
+
+  void Run(const CausalConvOp& op) {
+    const int64_t past = op.d_conv - 1;
+    const float* weight = Vector(op.weight);
+    // Tokens of one sequence lie in order.
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* row = RowOf(op.input, i);
+      float* window = state_.Recurrent(rows_[i].sequence, op.conv_state);
+      float* out = RowOf(op.output, i);
+      for (int64_t c = 0; c < op.channels; ++c) {
+        double now = row[op.x + c];
+        if (op.gate_before >= 0) now *= row[op.gate_before + c];
+        double y = op.bias == kNoId ? 0.0 : Vector(op.bias)[c];
+        for (int64_t t = 0; t < past; ++t) {
+          y += static_cast<double>(window[t * op.channels + c]) * weight[t * op.channels + c];
+        }
+        y += now * weight[past * op.channels + c];
+        if (op.silu) y = Silu(y);
+        if (op.gate_after >= 0) y *= row[op.gate_after + c];
+        out[c] = static_cast<float>(y);
+        for (int64_t t = 0; t + 1 < past; ++t) {
+          window[t * op.channels + c] = window[(t + 1) * op.channels + c];
+        }
+        if (past > 0) window[(past - 1) * op.channels + c] = static_cast<float>(now);
+      }
+    }
+  }
+
+  void Run(const Mamba1ScanOp& op) {
+    const Mamba1& m = op.mixer;
+    std::vector<std::vector<double>> low_rank;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      low_rank.push_back(Normalized(RowOf(op.selected, i), m.dt_rank, m.dt_norm));
+    }
+    const std::vector<std::vector<double>> dt = Apply(m.dt_proj, low_rank);
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* b_row = RowOf(op.selected, i) + m.dt_rank;
+      const std::vector<double> b = Normalized(b_row, m.d_state, m.b_norm);
+      const std::vector<double> c = Normalized(b_row + m.d_state, m.d_state, m.c_norm);
+      const float* x = RowOf(op.convolved, i);
+      const float* gate = RowOf(op.projected, i) + m.inner;
+      float* state = state_.Recurrent(rows_[i].sequence, op.ssm_state);
+      float* out = RowOf(op.output, i);
+      for (int64_t channel = 0; channel < m.inner; ++channel) {
+        const double step = Softplus(dt[i][static_cast<size_t>(channel)]);
+        double y = static_cast<double>(Vector(m.d)[channel]) * x[channel];
+        for (int64_t n = 0; n < m.d_state; ++n) {
+          float& h = state[n * m.inner + channel];
+          const double next = std::exp(step * Vector(m.a)[n * m.inner + channel]) * h +
+                              step * b[static_cast<size_t>(n)] * x[channel];
+          h = static_cast<float>(next);
+          y += c[static_cast<size_t>(n)] * next;
+        }
+        out[channel] = static_cast<float>(y * Silu(gate[channel]));
       }
     }
   }

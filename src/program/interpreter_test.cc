@@ -8,40 +8,19 @@
 
 #include "core/error.h"
 #include "program/plan_builder_for_test.h"
+#include "program/rows_for_test.h"
 
 // Every expectation below is computed here, from the formula in closed form over the whole
 // sequence, never by the recurrence or the helper functions of the interpreter.
 namespace adder {
 namespace {
 
+using test::ExpectNear;
 using test::PlanBuilder;
-using Rows = std::vector<std::vector<double>>;
+using test::Rows;
 
 // Interpreter results are sums in f64 rounded to f32 a few times: 1e-5 relative is generous for
 // values around 1 and far below any error in a formula.
-constexpr double kTolerance = 2e-5;
-
-Rows Split(const std::vector<float>& values, size_t rows) {
-  Rows out;
-  const size_t width = values.size() / rows;
-  for (size_t r = 0; r < rows; ++r) {
-    out.emplace_back(values.begin() + static_cast<std::ptrdiff_t>(r * width),
-                     values.begin() + static_cast<std::ptrdiff_t>((r + 1) * width));
-  }
-  return out;
-}
-
-void ExpectNear(const Rows& found, const Rows& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (size_t r = 0; r < found.size(); ++r) {
-    ASSERT_EQ(found[r].size(), expected[r].size());
-    for (size_t i = 0; i < found[r].size(); ++i) {
-      EXPECT_NEAR(found[r][i], expected[r][i], kTolerance * (1 + std::abs(expected[r][i])))
-          << "row " << r << ", column " << i;
-    }
-  }
-}
-
 // A program and its interpreter; runs ops over one fresh sequence.
 struct Runner {
   explicit Runner(const PlanBuilder& builder)
@@ -57,9 +36,7 @@ struct Runner {
     return out;
   }
   Rows Until(const std::string& op, SequenceId id, const std::vector<int32_t>& tokens) {
-    return Split(
-        executor->ForwardUntil({{id, tokens, LogitsRows::kAll}}, executor->program().FindOp(op)),
-        tokens.size());
+    return test::RowsUntil(*executor, op, id, tokens);
   }
   float W(MatrixId id, int64_t row, int64_t col) const {
     const WeightMatrix& matrix = weights->matrices[static_cast<size_t>(id)];

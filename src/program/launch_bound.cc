@@ -15,6 +15,8 @@ constexpr int64_t kOutsideLayers = 4;
 // a mixer may need a second phase, attention over a long context a third.
 int64_t MostOfOp(const Op& op) {
   if (std::holds_alternative<Mamba2Op>(op.body)) return 2;
+  // dt_proj, then the recurrence.
+  if (std::holds_alternative<Mamba1ScanOp>(op.body)) return 2;
   if (std::holds_alternative<AttentionOp>(op.body)) return 3;
   return 1;
 }

@@ -90,10 +90,11 @@ class Lowering {
     AddOp(prefix + "qkv", block_->layer, Projection(mixer.qkv, Epilogue::kStore, qkv));
     AddOp(prefix + "attend", block_->layer,
           AttentionOp{mixer, qkv, attended, program_.layout.FindKv(block_index_, mixer_index_)});
-    AddToResidual(prefix + "o_proj", attended, std::nullopt, mixer.output);
+    AddToResidual(prefix, "o_proj", attended, std::nullopt, mixer.output);
   }
 
   void Lower(const Mamba2& mixer) {
+    if (mixer.selection) return LowerSelected(mixer);
     const std::string prefix = Prefix("mamba2");
     const BufferId projected = TakeBuffer("mamba2.in_proj", mixer.in_proj_rows());
     const BufferId scanned = TakeBuffer("mamba2.scan", mixer.inner());
@@ -103,8 +104,67 @@ class Lowering {
           Mamba2Op{mixer, projected, scanned,
                    program_.layout.FindRecurrent(block_index_, mixer_index_, "conv"),
                    program_.layout.FindRecurrent(block_index_, mixer_index_, "ssm")});
-    AddToResidual(prefix + "out_proj", scanned,
+    AddToResidual(prefix, "out_proj", scanned,
                   mixer.norm_before_gate ? std::nullopt : mixer.gated_norm, mixer.out_proj);
+  }
+
+  void LowerSelected(const Mamba2& mixer) {
+    const std::string prefix = Prefix("mamba2");
+    const BufferId projected = TakeBuffer("mamba2.in_proj", mixer.in_proj_rows());
+    const BufferId convolved = TakeBuffer("mamba2.conv", mixer.inner());
+    const BufferId selected = TakeBuffer("mamba2.selection", mixer.selection_rows());
+    const BufferId scanned = TakeBuffer("mamba2.scan", mixer.inner());
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, projected));
+    CausalConvOp conv = Conv(mixer, mixer.inner(), projected, convolved);
+    conv.x = mixer.inner();
+    conv.silu = true;
+    AddOp(prefix + "conv", block_->layer, conv);
+    LinearOp select;
+    select.input = convolved;
+    select.linear = mixer.selection->proj;
+    select.output = selected;
+    AddOp(prefix + "selection", block_->layer, std::move(select));
+    AddOp(prefix + "scan", block_->layer,
+          Mamba2SelectedOp{mixer, projected, convolved, selected, scanned,
+                           program_.layout.FindRecurrent(block_index_, mixer_index_, "ssm")});
+    AddToResidual(prefix, "out_proj", scanned, mixer.gated_norm, mixer.out_proj);
+  }
+
+  void Lower(const ShortConv& mixer) {
+    const std::string prefix = Prefix("short_conv");
+    const BufferId projected = TakeBuffer("short_conv.in_proj", 3 * mixer.channels);
+    const BufferId convolved = TakeBuffer("short_conv.conv", mixer.channels);
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, projected));
+    CausalConvOp conv = Conv(mixer, mixer.channels, projected, convolved);
+    conv.gate_before = 0;
+    conv.gate_after = mixer.channels;
+    conv.x = 2 * mixer.channels;
+    AddOp(prefix + "conv", block_->layer, conv);
+    AddToResidual(prefix, "out_proj", convolved, std::nullopt, mixer.out_proj);
+  }
+
+  void Lower(const Mamba1& mixer) {
+    const std::string prefix = Prefix("mamba1");
+    const BufferId projected = TakeBuffer("mamba1.in_proj", mixer.in_proj_rows());
+    const BufferId convolved = TakeBuffer("mamba1.conv", mixer.inner);
+    const BufferId selected = TakeBuffer("mamba1.x_proj", mixer.x_proj_rows());
+    const BufferId scanned = TakeBuffer("mamba1.scan", mixer.inner);
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, projected));
+    CausalConvOp conv = Conv(mixer, mixer.inner, projected, convolved);
+    conv.silu = true;
+    AddOp(prefix + "conv", block_->layer, conv);
+    LinearOp x_proj;
+    x_proj.input = convolved;
+    x_proj.linear = mixer.x_proj;
+    x_proj.output = selected;
+    AddOp(prefix + "x_proj", block_->layer, std::move(x_proj));
+    AddOp(prefix + "scan", block_->layer,
+          Mamba1ScanOp{mixer, projected, convolved, selected, scanned,
+                       program_.layout.FindRecurrent(block_index_, mixer_index_, "ssm")});
+    AddToResidual(prefix, "out_proj", scanned, std::nullopt, mixer.out_proj);
   }
 
   void Lower(const DenseMlp& mixer) {
@@ -119,7 +179,7 @@ class Lowering {
             Projection(mixer.output_gate, Epilogue::kStore, gate_up.row_gate));
     }
     AddOp(prefix + "gate_up", block_->layer, std::move(gate_up));
-    AddToResidual(prefix + "down", activated, std::nullopt, mixer.down);
+    AddToResidual(prefix, "down", activated, std::nullopt, mixer.down);
   }
 
   void Lower(const MoeMlp& mixer) {
@@ -138,6 +198,20 @@ class Lowering {
                                        mixer.down, block_->residual_scale, program_.residual}});
   }
 
+  // The convolution of a mixer over the first `channels` columns of `input`.
+  template <class M>
+  CausalConvOp Conv(const M& mixer, int64_t channels, BufferId input, BufferId output) const {
+    CausalConvOp conv;
+    conv.channels = channels;
+    conv.d_conv = mixer.d_conv;
+    conv.weight = mixer.conv_weight;
+    conv.bias = mixer.conv_bias;
+    conv.input = input;
+    conv.output = output;
+    conv.conv_state = program_.layout.FindRecurrent(block_index_, mixer_index_, "conv");
+    return conv;
+  }
+
   LinearOp Projection(const Linear& linear, Epilogue epilogue, BufferId output) const {
     LinearOp op;
     op.input = program_.residual;
@@ -148,16 +222,25 @@ class Lowering {
     return op;
   }
 
-  void AddToResidual(const std::string& name, BufferId input, const std::optional<RmsNorm>& norm,
-                     const Linear& linear) {
+  // The last projection of a mixer, `prefix` + `name`: added to x, or when the block has a
+  // post_norm kept for it.
+  void AddToResidual(const std::string& prefix, const char* name, BufferId input,
+                     const std::optional<RmsNorm>& norm, const Linear& linear) {
     LinearOp op;
     op.input = input;
     op.norm = norm;
     op.linear = linear;
-    op.epilogue = Epilogue::kAdd;
-    op.scale = block_->residual_scale;
-    op.output = program_.residual;
-    additions_.push_back({name, block_->layer, std::move(op)});
+    if (!block_->post_norm) {
+      op.epilogue = Epilogue::kAdd;
+      op.scale = block_->residual_scale;
+      op.output = program_.residual;
+      additions_.push_back({prefix + name, block_->layer, std::move(op)});
+      return;
+    }
+    op.output = TakeBuffer("post_norm", program_.plan->hidden);
+    const NormAddOp add{op.output, *block_->post_norm, block_->residual_scale, program_.residual};
+    additions_.push_back({prefix + name, block_->layer, std::move(op)});
+    additions_.push_back({prefix + "post_norm", block_->layer, add});
   }
 
   // "layers.3.mlp.", or "layers.3.mlp_2." for the layer's second mixer of that kind.

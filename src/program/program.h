@@ -8,7 +8,12 @@
 //   embed
 //   layers.L.attention.qkv    layers.L.attention.attend   layers.L.attention.o_proj
 //   layers.L.mamba2.in_proj   layers.L.mamba2.scan        layers.L.mamba2.out_proj
+//   layers.L.mamba1.in_proj   layers.L.mamba1.conv        layers.L.mamba1.x_proj
+//   layers.L.mamba1.scan      layers.L.mamba1.out_proj
+//   layers.L.mamba2.conv      layers.L.mamba2.selection (with a selection)
+//   layers.L.short_conv.in_proj  layers.L.short_conv.conv  layers.L.short_conv.out_proj
 //   layers.L.mlp.output_gate  layers.L.mlp.gate_up      layers.L.mlp.down
+//   layers.L.mlp.post_norm (of any mixer in a block with a post_norm)
 //   layers.L.moe.router       layers.L.moe.gate_up        layers.L.moe.down
 //   head
 // A second mixer of one kind in a layer is called mlp_2 and so on. Within a block every op that
@@ -75,6 +80,57 @@ struct Mamba2Op {
   int ssm_state = -1;
 };
 
+// The same of a mixer with a selection, from the norms of B, C and dt on; the convolution is a
+// CausalConvOp of its own. output: [inner].
+struct Mamba2SelectedOp {
+  Mamba2 mixer;
+  BufferId projected = kNoId;  // in_proj rows, for z
+  BufferId convolved = kNoId;  // [inner]
+  BufferId selected = kNoId;   // rows of selection.proj
+  BufferId output = kNoId;
+  int ssm_state = -1;
+};
+
+// Everything between x_proj and out_proj: the norms of dt, B and C, dt_proj and softplus, state
+// update, C contraction, D skip, multiplication by silu(z). output: [inner].
+struct Mamba1ScanOp {
+  Mamba1 mixer;
+  BufferId projected = kNoId;  // in_proj rows, for z
+  BufferId convolved = kNoId;  // [inner]
+  BufferId selected = kNoId;   // x_proj rows
+  BufferId output = kNoId;
+  int ssm_state = -1;
+};
+
+// output += scale * norm(input).
+struct NormAddOp {
+  BufferId input = kNoId;
+  RmsNorm norm;
+  float scale = 1;
+  BufferId output = kNoId;
+};
+
+// A causal depthwise convolution and what is done to its channels right before and after it. Per
+// channel c of an input row:
+//   u = row[x + c], times row[gate_before + c]
+//   y = bias[c] + sum over taps t of weight[t][c] * (u of d_conv - 1 - t tokens ago)
+//   out[c] = y, or silu(y); times row[gate_after + c]
+// output: [channels].
+struct CausalConvOp {
+  int64_t channels = 0;
+  int64_t d_conv = 0;
+  VectorId weight = kNoId;  // [d_conv, channels], time-major
+  VectorId bias = kNoId;    // optional
+  // Columns of the input row where the channels begin; -1: there is no such gate.
+  int64_t x = 0;
+  int64_t gate_before = -1;
+  int64_t gate_after = -1;
+  bool silu = false;
+  BufferId input = kNoId;
+  BufferId output = kNoId;
+  int conv_state = -1;  // index into StateLayout::recurrent: the last d_conv - 1 values of u
+};
+
 // Norms of q and k, RoPE, KV append, causal attention. input: q | k | v rows; output: [heads *
 // head_dim].
 struct AttentionOp {
@@ -121,8 +177,8 @@ struct ExpertDownOp {
   BufferId output = kNoId;
 };
 
-using OpBody =
-    std::variant<EmbedOp, LinearOp, Mamba2Op, AttentionOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
+using OpBody = std::variant<EmbedOp, LinearOp, NormAddOp, Mamba2Op, Mamba2SelectedOp, CausalConvOp,
+                            Mamba1ScanOp, AttentionOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
 
 // What one op costs when it runs over a batch.
 struct OpCost {
@@ -157,7 +213,8 @@ Program LowerPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<const BoundW
 // evenly), each sequence having `context` positions before. How each op is counted:
 //   embedding  only the rows of `tokens` tokens are read
 //   head       one row of logits per sequence
-//   Mamba-2    conv window and state are read and written once per sequence
+//   Mamba      conv window and state are read and written once per sequence
+//   conv       its window is read and written once per sequence
 //   attention  KV of the context is read once per sequence, KV of the new positions written once
 //   experts    as many distinct experts as `tokens` can choose at most
 // Exponentials and other small per-channel terms are left out of the FLOPs. Throws Error for

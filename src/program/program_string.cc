@@ -32,6 +32,27 @@ class Describe {
                   ", groups ", m.groups, ", d_conv ", m.d_conv,
                   m.norm_before_gate ? ", norm before the gate" : "");
   }
+  std::string operator()(const Mamba2SelectedOp& op) const {
+    const Mamba2& m = op.mixer;
+    return Concat("mamba2 scan of selected, heads ", m.heads, " x ", m.head_dim, ", d_state ",
+                  m.d_state, ", groups ", m.groups, ", dt_rank ", m.selection->dt_rank);
+  }
+  std::string operator()(const NormAddOp& op) const {
+    return Norm(op.norm) + "add" + Scale(op.scale);
+  }
+  std::string operator()(const CausalConvOp& op) const {
+    std::string text = Concat("causal conv, channels ", op.channels, ", d_conv ", op.d_conv);
+    if (op.gate_before >= 0) text += ", gate before";
+    if (op.silu) text += ", silu";
+    if (op.gate_after >= 0) text += ", gate after";
+    return text;
+  }
+  std::string operator()(const Mamba1ScanOp& op) const {
+    const Mamba1& m = op.mixer;
+    const bool normed = m.dt_norm || m.b_norm || m.c_norm;
+    return Concat("mamba1 scan, inner ", m.inner, ", d_state ", m.d_state, ", dt_rank ", m.dt_rank,
+                  normed ? ", normed" : "");
+  }
   std::string operator()(const AttentionOp& op) const {
     const Attention& a = op.mixer;
     return Concat("attention, heads ", a.heads, " / ", a.kv_heads, " x ", a.head_dim,

@@ -59,15 +59,74 @@ class Verifier {
     ReadWidth(op.input, m.in_proj_rows());
     Vector(m.conv_weight, m.d_conv * m.conv_channels(), "conv weight");
     if (m.conv_bias != kNoId) Vector(m.conv_bias, m.conv_channels(), "conv bias");
+    if (m.selection) Bad("its mixer has a selection");
+    if (m.norm_before_gate && !m.gated_norm) Bad("it has no norm to take before the gate");
+    if (m.norm_before_gate) Norm(m.gated_norm, m.inner());
+    Recurrent(op.conv_state, {m.d_conv - 1, m.conv_channels()}, "conv");
+    Scan(m, op.ssm_state);
+    Write(op.output, m.inner());
+  }
+
+  void Check(const NormAddOp& op) {
+    const int64_t width = Read(op.input);
+    Norm(op.norm, width);
+    if (op.input == op.output) Bad("it adds to the buffer it reads");
+    Read(op.output);
+    Write(op.output, width);
+  }
+
+  void Check(const Mamba2SelectedOp& op) {
+    const Mamba2& m = op.mixer;
+    if (!m.selection) Bad("its mixer has no selection");
+    if (m.norm_before_gate) Bad("its norm comes before the gate");
+    ReadWidth(op.projected, m.in_proj_rows());
+    ReadWidth(op.convolved, m.inner());
+    ReadWidth(op.selected, m.selection_rows());
+    Norm(m.selection->b_norm, m.groups * m.d_state);
+    Norm(m.selection->c_norm, m.groups * m.d_state);
+    Norm(m.selection->dt_norm, m.selection->dt_rank);
+    if (LinearRows(m.selection->dt_proj, m.selection->dt_rank, "dt_proj") != m.heads) {
+      Bad("dt_proj rows are not heads");
+    }
+    Scan(m, op.ssm_state);
+    Write(op.output, m.inner());
+  }
+
+  // What both forms of Mamba-2 need for the recurrence.
+  void Scan(const Mamba2& m, int ssm_state) const {
     Vector(m.dt_bias, m.heads, "dt bias");
     Vector(m.a, m.heads, "a");
     Vector(m.d, m.heads, "d");
     if (m.groups <= 0 || m.heads % m.groups != 0) Bad("groups do not divide heads");
-    if (m.norm_before_gate && !m.gated_norm) Bad("it has no norm to take before the gate");
-    if (m.norm_before_gate) Norm(m.gated_norm, m.inner());
-    Recurrent(op.conv_state, {m.d_conv - 1, m.conv_channels()}, "conv");
-    Recurrent(op.ssm_state, {m.heads, m.d_state, m.head_dim}, "ssm");
-    Write(op.output, m.inner());
+    Recurrent(ssm_state, {m.heads, m.d_state, m.head_dim}, "ssm");
+  }
+
+  void Check(const CausalConvOp& op) {
+    const int64_t width = Read(op.input);
+    if (op.channels <= 0 || op.d_conv <= 0) Bad("it has no channels or no taps");
+    for (const int64_t column : {op.x, op.gate_before, op.gate_after}) {
+      if (column < -1 || column > width - op.channels) Bad("it reads columns outside its input");
+    }
+    if (op.x < 0) Bad("it has nothing to convolve");
+    Vector(op.weight, op.d_conv * op.channels, "conv weight");
+    if (op.bias != kNoId) Vector(op.bias, op.channels, "conv bias");
+    Recurrent(op.conv_state, {op.d_conv - 1, op.channels}, "conv");
+    Write(op.output, op.channels);
+  }
+
+  void Check(const Mamba1ScanOp& op) {
+    const Mamba1& m = op.mixer;
+    ReadWidth(op.projected, m.in_proj_rows());
+    ReadWidth(op.convolved, m.inner);
+    ReadWidth(op.selected, m.x_proj_rows());
+    PlainNorm(m.dt_norm, m.dt_rank);
+    PlainNorm(m.b_norm, m.d_state);
+    PlainNorm(m.c_norm, m.d_state);
+    if (LinearRows(m.dt_proj, m.dt_rank, "dt_proj") != m.inner) Bad("dt_proj rows are not inner");
+    Vector(m.a, m.d_state * m.inner, "a");
+    Vector(m.d, m.inner, "d");
+    Recurrent(op.ssm_state, {m.d_state, m.inner}, "ssm");
+    Write(op.output, m.inner);
   }
 
   void Check(const AttentionOp& op) {
@@ -208,7 +267,18 @@ class Verifier {
   void Norm(const std::optional<RmsNorm>& norm, int64_t width) const {
     if (!norm) return;
     Vector(norm->weight, width, "norm weight");
-    if (norm->groups <= 0 || width % norm->groups != 0) Bad("norm groups do not divide its input");
+    NormGroups(*norm, width);
+  }
+
+  // A norm that may have no weight.
+  void PlainNorm(const std::optional<RmsNorm>& norm, int64_t width) const {
+    if (!norm) return;
+    if (norm->weight != kNoId) Vector(norm->weight, width, "norm weight");
+    NormGroups(*norm, width);
+  }
+
+  void NormGroups(const RmsNorm& norm, int64_t width) const {
+    if (norm.groups <= 0 || width % norm.groups != 0) Bad("norm groups do not divide its input");
   }
 
   // One weight for each head alone, or one for all heads together.

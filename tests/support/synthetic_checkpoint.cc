@@ -41,6 +41,26 @@ constexpr const char* kMamba2 = R"({
   "time_step_limit": [0.05, 0.8], "use_bias": false, "use_conv_bias": true, "hidden_act": "silu",
   "layer_norm_epsilon": 1e-5, "rms_norm": true, "tie_word_embeddings": false)";
 
+constexpr const char* kMamba = R"({
+  "model_type": "mamba", "vocab_size": 134, "hidden_size": 64, "num_hidden_layers": 3,
+  "intermediate_size": 96, "state_size": 20, "conv_kernel": 3, "time_step_rank": 6,
+  "use_bias": true, "use_conv_bias": false, "hidden_act": "silu", "layer_norm_epsilon": 1e-5,
+  "tie_word_embeddings": true)";
+
+constexpr const char* kFalconMamba = R"({
+  "model_type": "falcon_mamba", "vocab_size": 138, "hidden_size": 64, "num_hidden_layers": 3,
+  "intermediate_size": 160, "state_size": 8, "conv_kernel": 4, "time_step_rank": 32,
+  "use_bias": false, "use_conv_bias": true, "hidden_act": "silu", "layer_norm_epsilon": 1e-5,
+  "mixer_rms_eps": 1e-4, "tie_word_embeddings": false)";
+
+constexpr const char* kJamba = R"({
+  "model_type": "jamba", "vocab_size": 142, "hidden_size": 64, "num_hidden_layers": 4,
+  "intermediate_size": 96, "attn_layer_period": 3, "attn_layer_offset": 1,
+  "expert_layer_period": 2, "expert_layer_offset": 0, "num_experts": 5, "num_experts_per_tok": 3,
+  "num_attention_heads": 8, "num_key_value_heads": 2, "mamba_d_state": 8, "mamba_d_conv": 4,
+  "mamba_expand": 2, "mamba_dt_rank": 64, "mamba_proj_bias": true, "hidden_act": "silu",
+  "rms_norm_eps": 1e-5, "tie_word_embeddings": false)";
+
 constexpr const char* kLlama = R"({
   "model_type": "llama", "vocab_size": 150, "hidden_size": 64, "num_hidden_layers": 2,
   "intermediate_size": 80, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
@@ -62,6 +82,19 @@ constexpr const char* kNemotron = R"({
   "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64,
   "num_experts_per_tok": 3, "routed_scaling_factor": 2.5, "n_group": 4, "topk_group": 2,
   "norm_topk_prob": true, "tie_word_embeddings": false)";
+// Convolutions with bias and an even number of taps, experts after a dense layer.
+constexpr const char* kShortConvMoe = R"({
+  "model_type": "lfm2_moe", "vocab_size": 140, "hidden_size": 64, "num_hidden_layers": 3,
+  "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4, "conv_bias": true,
+  "intermediate_size": 96, "moe_intermediate_size": 32, "num_dense_layers": 1, "num_experts": 5,
+  "num_experts_per_tok": 2, "norm_topk_prob": true, "routed_scaling_factor": 1.5,
+  "num_attention_heads": 8, "num_key_value_heads": 2, "norm_eps": 1e-5, "tie_embedding": false)";
+
+constexpr const char* kSelectedMamba2 = R"({
+  "model_type": "plamo2", "vocab_size": 135, "hidden_size": 64, "num_hidden_layers": 3,
+  "hidden_size_per_head": 16, "intermediate_size": 96, "num_attention_heads": 6,
+  "num_key_value_heads": 2, "mamba_num_heads": 5, "mamba_d_state": 24, "mamba_d_conv": 4,
+  "mamba_step": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": false)";
 
 std::string Config(const char* base, const char* dtype, const char* quantization = nullptr) {
   std::string text = std::string(base) + ", \"torch_dtype\": \"" + dtype + "\"";
@@ -129,12 +162,12 @@ class CheckpointMaker {
     if (ends_with("A_log")) {
       offset = 0.5f;
       amplitude = 1.5f;
-    } else if (ends_with("dt_bias")) {
+    } else if (ends_with("dt_bias") || ends_with("dt_proj.bias")) {
       offset = -1.0f;
       amplitude = 1.0f;
     } else if (ends_with(".D") || part.tensor.find("norm") != std::string::npos) {
       offset = 1.0f;
-    } else if (ends_with("conv1d.weight")) {
+    } else if (ends_with("conv1d.weight") || ends_with("conv.weight")) {
       amplitude = 0.8f;
     }
     Random random(SeedOf(part.tensor));
@@ -207,6 +240,17 @@ const std::vector<SyntheticModel>& SyntheticModels() {
       {"synthetic_mamba2_f32", Config(kMamba2, "float32"), false},
       {"synthetic_mamba2_8bit", Config(kMamba2, "bfloat16", R"({"bits": 8, "group_size": 64})"),
        true},
+      {"synthetic_mamba_f32", Config(kMamba, "float32"), false},
+      {"synthetic_falcon_mamba_4bit",
+       Config(kFalconMamba, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_jamba_4bit", Config(kJamba, "bfloat16", R"({"bits": 4, "group_size": 32})"),
+       true},
+      {"synthetic_short_conv_moe_f32", Config(kShortConvMoe, "float32"), false},
+      {"synthetic_short_conv_moe_4bit",
+       Config(kShortConvMoe, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_selected_mamba2_f32", Config(kSelectedMamba2, "float32"), false},
+      {"synthetic_selected_mamba2_8bit",
+       Config(kSelectedMamba2, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
       {"synthetic_llama_bf16", Config(kLlama, "bfloat16"), false},
       {"synthetic_qwen3_moe_f32", Config(kQwenMoe, "float32"), false},
       {"synthetic_qwen3_moe_4bit", Config(kQwenMoe, "bfloat16", R"({"bits": 4, "group_size": 32})"),

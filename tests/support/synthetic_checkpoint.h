@@ -17,8 +17,9 @@ struct SyntheticModel {
 };
 
 // Every shape of block the families know, with dimensions that differ from each other: Mamba-2 with
-// one and several groups, with and without bias; attention with and without rotary embedding; dense
-// MLP, mixture of experts beside a shared MLP; f32, bf16 and quantised weights of mixed bits.
+// one and several groups, with and without bias; Mamba-1 with and without norms; attention with and
+// without rotary embedding; dense MLP, mixture of experts beside a shared MLP; f32, bf16 and
+// quantised weights of mixed bits.
 const std::vector<SyntheticModel>& SyntheticModels();
 
 // Writes config.json and model.safetensors. A tensor's values depend on its name only, and are

@@ -90,10 +90,10 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
   const DeviceArray<__nv_bfloat16> device_pool(pool);
   std::vector<char*> pages;
   for (size_t page : page_of) {
-    pages.push_back(reinterpret_cast<char*>(device_pool.get()) + page * page_bytes);
+    pages.push_back(reinterpret_cast<char*>(device_pool.data()) + page * page_bytes);
   }
   const DeviceArray<char*> device_pages(pages);
-  for (size_t r = 0; r < runs.size(); ++r) runs[r].pages = device_pages.get() + first_page[r];
+  for (size_t r = 0; r < runs.size(); ++r) runs[r].pages = device_pages.data() + first_page[r];
   const DeviceArray<SequenceRun> device_runs(runs);
   const DeviceArray<Piece> device_pieces(pieces);
   const DeviceArray<int> device_row_runs(row_runs);
@@ -110,22 +110,22 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
   p.scale = 0.3f / std::sqrt(static_cast<float>(head_dim)) * 4;
   p.kv_offset = kOffset;
   p.page_positions = kPagePositions;
-  p.runs = device_runs.get();
+  p.runs = device_runs.data();
   p.run_count = static_cast<int>(runs.size());
   p.rows = static_cast<int>(rows);
-  p.row_runs = device_row_runs.get();
-  p.qkv = device_qkv.get();
+  p.row_runs = device_row_runs.data();
+  p.qkv = device_qkv.data();
   p.qkv_stride = static_cast<int>(stride);
-  params.pieces = device_pieces.get();
+  params.pieces = device_pieces.data();
   params.piece_count = static_cast<int>(pieces.size());
-  params.output = output.get();
+  params.output = output.data();
   params.output_stride = static_cast<int>(width);
   const Stream stream;
   LaunchKvAppend(p, stream.get());
   LaunchAttentionChunks(params, stream.get());
   stream.Synchronize();
 
-  const std::vector<__nv_bfloat16> raw = output.Read();
+  const std::vector<__nv_bfloat16> raw = output.Download();
   std::vector<float> found(raw.size());
   std::transform(raw.begin(), raw.end(), found.begin(),
                  [](__nv_bfloat16 x) { return __bfloat162float(x); });

@@ -8,6 +8,7 @@
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
+#include "cuda/kernels/weight_format_dispatch.h"
 
 namespace adder::cuda {
 namespace {
@@ -288,21 +289,7 @@ void LaunchUnpack(const PackedMatrix& matrix, int index, __nv_bfloat16* output,
     Launch("the kernel that unpacks weights", UnpackKernel<kFormat, kWide>, dim3(blocks),
            dim3(kThreads), 0, stream, matrix, index, output);
   };
-  const bool wide = matrix.scale_format == ScaleFormat::kWide;
-  switch (matrix.format) {
-    case WeightFormat::kQ4:
-      return wide ? launch.template operator()<WeightFormat::kQ4, true>()
-                  : launch.template operator()<WeightFormat::kQ4, false>();
-    case WeightFormat::kQ8:
-      return wide ? launch.template operator()<WeightFormat::kQ8, true>()
-                  : launch.template operator()<WeightFormat::kQ8, false>();
-    case WeightFormat::kBf16:
-      return launch.template operator()<WeightFormat::kBf16, false>();
-    case WeightFormat::kF16:
-      return launch.template operator()<WeightFormat::kF16, false>();
-    case WeightFormat::kF32:
-      return launch.template operator()<WeightFormat::kF32, false>();
-  }
+  WithWeightFormat(matrix, launch);
 }
 
 void LaunchSiluMul(const __nv_bfloat16* gates, const float* bias, int rows, int width,

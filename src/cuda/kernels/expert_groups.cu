@@ -15,6 +15,7 @@
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
 #include "cuda/kernels/tensor_core.cuh"
+#include "cuda/kernels/weight_format_dispatch.h"
 
 namespace adder::cuda {
 namespace {
@@ -342,21 +343,7 @@ void LaunchGrouped(const ExpertGroups& groups, const PackedMatrix& m, const __nv
     ExpertTileRows(groups.pairs(), groups.experts) == 64 ? with_rows.template operator()<64>()
                                                          : with_rows.template operator()<128>();
   };
-  const bool wide = m.scale_format == ScaleFormat::kWide;
-  switch (m.format) {
-    case WeightFormat::kQ4:
-      return wide ? launch.template operator()<WeightFormat::kQ4, true>()
-                  : launch.template operator()<WeightFormat::kQ4, false>();
-    case WeightFormat::kQ8:
-      return wide ? launch.template operator()<WeightFormat::kQ8, true>()
-                  : launch.template operator()<WeightFormat::kQ8, false>();
-    case WeightFormat::kBf16:
-      return launch.template operator()<WeightFormat::kBf16, false>();
-    case WeightFormat::kF16:
-      return launch.template operator()<WeightFormat::kF16, false>();
-    case WeightFormat::kF32:
-      return launch.template operator()<WeightFormat::kF32, false>();
-  }
+  WithWeightFormat(m, launch);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
-// For tests of kernels: arrays in device memory, errors per row.
+// For tests of kernels: random numbers, errors per row, and skipping where there is no device.
 #pragma once
 
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,7 +8,7 @@
 #include <vector>
 
 #include "cuda/cuda_call.h"
-#include "cuda/device_memory.h"
+#include "cuda/kernels/device_data_for_test.h"
 
 namespace adder::cuda::test {
 
@@ -19,28 +18,6 @@ class KernelTest : public testing::Test {
   void SetUp() override {
     if (DeviceCount() == 0) GTEST_SKIP() << "there is no CUDA device";
   }
-};
-
-// A copy of an array in device memory.
-template <class T>
-class DeviceArray {
- public:
-  explicit DeviceArray(const std::vector<T>& values)
-      : memory_(values.size() * sizeof(T)), size_(values.size()) {
-    Check(cudaMemcpy(memory_.data(), values.data(), memory_.bytes(), cudaMemcpyHostToDevice),
-          "cudaMemcpy");
-  }
-  T* get() const { return memory_.template as<T>(); }
-  std::vector<T> Read() const {
-    std::vector<T> values(size_);
-    Check(cudaMemcpy(values.data(), memory_.data(), memory_.bytes(), cudaMemcpyDeviceToHost),
-          "cudaMemcpy");
-    return values;
-  }
-
- private:
-  DeviceMemory memory_;
-  size_t size_ = 0;
 };
 
 // Deterministic numbers, uniform in [-1, 1).

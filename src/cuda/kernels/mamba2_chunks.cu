@@ -354,7 +354,8 @@ struct OutputLayout {
 
 __device__ __forceinline__ unsigned MultiplyBf16(unsigned a, unsigned b) {
   unsigned product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  // Adding -0 changes nothing; a product alone needs compute capability 9.
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
   return product;
 }
 

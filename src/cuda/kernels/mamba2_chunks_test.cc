@@ -63,11 +63,11 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
   const DeviceArray<float> device_dt_bias(dt_bias);
   const DeviceArray<float> device_a(a);
   const DeviceArray<float> device_d(d);
-  p.conv_weight = device_conv_weight.get();
-  p.conv_bias = device_conv_bias.get();
-  p.dt_bias = device_dt_bias.get();
-  p.a = device_a.get();
-  p.d = device_d.get();
+  p.conv_weight = device_conv_weight.data();
+  p.conv_bias = device_conv_bias.data();
+  p.dt_bias = device_dt_bias.data();
+  p.a = device_a.data();
+  p.d = device_d.data();
 
   // A slot: the ring, something in between, the state.
   const size_t ssm_offset = taps * channels + 12;
@@ -94,7 +94,7 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
   }
   first_pieces.push_back(static_cast<int>(pieces.size()));
   const DeviceArray<float> device_slots(slots);
-  for (size_t r = 0; r < run_count; ++r) runs[r].recurrent = device_slots.get() + r * slot;
+  for (size_t r = 0; r < run_count; ++r) runs[r].recurrent = device_slots.data() + r * slot;
   const DeviceArray<SequenceRun> device_runs(runs);
   const DeviceArray<Piece> device_pieces(pieces);
   const DeviceArray<int> device_first_pieces(first_pieces);
@@ -103,19 +103,19 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
   const std::vector<float> projected = numbers.Vector(count * stride, 1.5f);
   const DeviceArray<float> device_projected(projected);
   const DeviceArray<float> output(std::vector<float>(count * inner, NAN));
-  p.runs = device_runs.get();
+  p.runs = device_runs.data();
   p.run_count = static_cast<int>(run_count);
-  p.projected = device_projected.get();
+  p.projected = device_projected.data();
   p.projected_stride = static_cast<int>(stride);
-  p.output = output.get();
+  p.output = output.data();
   p.output_stride = static_cast<int>(inner);
 
   Mamba2ChunkParams params;
   params.mixer = p;
   params.rows = rows;
-  params.pieces = device_pieces.get();
+  params.pieces = device_pieces.data();
   params.piece_count = static_cast<int>(pieces.size());
-  params.first_pieces = device_first_pieces.get();
+  params.first_pieces = device_first_pieces.data();
   const size_t states = pieces.size() * heads * d_state * head_dim;
   const DeviceMemory convolved(count * channels * sizeof(__nv_bfloat16));
   const DeviceMemory steps(count * heads * sizeof(float2));
@@ -172,8 +172,8 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
     }
   }
 
-  const std::vector<float> found = output.Read();
-  const std::vector<float> found_slots = device_slots.Read();
+  const std::vector<float> found = output.Download();
+  const std::vector<float> found_slots = device_slots.Download();
   double worst = 0;
   for (size_t r = 0; r < run_count; ++r) {
     for (size_t h = 0; h < heads; ++h) {

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "model/family_fields.h"
+#include "model/state_space_fields.h"
 
 namespace adder {
 namespace {
@@ -61,26 +62,11 @@ Config ReadConverted(const JsonObject& config, const TensorNames& names, Plan& p
 }
 
 Config ReadOriginal(const JsonObject& config, const TensorNames& names, Plan& plan) {
+  const OriginalMamba original = ReadOriginalMamba(config, names, "Mamba2", plan);
+  const JsonObject& ssm = original.ssm;
   Config out;
-  plan.hidden = ReadSize(config, {"d_model"});
-  const int64_t multiple = ReadSize(config, {"pad_vocab_size_multiple"}, 8);
-  const int64_t vocab = ReadVocab(config, {"vocab_size"});
-  plan.vocab = (vocab + multiple - 1) / multiple * multiple;
-  out.layers = ReadLayerCount(config, {"n_layer"});
-  out.tied = ReadTied(config, {"tie_embeddings"}, names, "lm_head.weight");
-  RequireBool(config, "rms_norm", true);
-  RequireInt(config, "d_intermediate", 0);
-  if (const Json* attention = config.Find({"attn_layer_idx"})) {
-    if (!attention->is_array() || !attention->empty()) {
-      Fail(config.where(), ": the field attn_layer_idx is ", attention->dump(),
-           "; attention layers are not implemented for this family.");
-    }
-  }
-
-  const Json no_fields = Json::object();
-  const std::optional<JsonObject> nested = config.Object({"ssm_cfg"});
-  const JsonObject ssm = nested ? *nested : JsonObject(no_fields, config.where() + ": ssm_cfg");
-  RequireString(ssm, "layer", "Mamba2");
+  out.layers = original.layers;
+  out.tied = original.tied;
   RequireBool(ssm, "norm_before_gate", false);
   RequireBool(ssm, "D_has_hdim", false);
 

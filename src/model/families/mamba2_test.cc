@@ -104,7 +104,7 @@ TEST(Mamba2, UnimplementedOptionsAreRefused) {
   refused("norm_before_gate", "true");
   refused("D_has_hdim", "true");
   refused("d_ssm", "32");
-  refused("layer", "\"Mamba1\"");
+  ExpectRefused(OriginalWith("layer", "\"Mamba1\""), "model_type", "\"mamba2\"", "layer");
   refused("headdim", "24");
   refused("headdim", "0");
   refused("ngroups", "3");

@@ -1,0 +1,476 @@
+// The matrix kernels against sums in double, for every weight format, from one token to many. Runs
+// where there is a CUDA device.
+#include "cuda/kernels/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <ostream>
+
+#include "cuda/device_memory.h"
+#include "cuda/kernels/kernel_test_support.h"
+
+namespace adder::cuda {
+namespace {
+
+using test::Numbers;
+
+enum class Store { kBf16, kF16, kF32 };  // of dense weights, or of scales and biases
+
+uint16_t ToBf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+// Numbers that all three formats hold: multiples of 1/64 up to 2.
+float Coarse(float x) { return std::round(x * 64) / 64; }
+// Of such a number.
+uint16_t ToF16(float x) {
+  if (x == 0) return 0;
+  int exponent;
+  const float fraction = std::frexp(std::fabs(x), &exponent);  // in [0.5, 1)
+  const auto mantissa = static_cast<uint16_t>(std::lround((fraction * 2 - 1) * 1024));
+  return static_cast<uint16_t>((x < 0 ? 0x8000 : 0) | ((exponent - 1 + 15) << 10 | mantissa));
+}
+
+void Append(std::vector<unsigned char>& bytes, float value, Store store) {
+  const auto* raw = reinterpret_cast<const unsigned char*>(&value);
+  if (store == Store::kF32) {
+    bytes.insert(bytes.end(), raw, raw + 4);
+    return;
+  }
+  const uint16_t two = store == Store::kBf16 ? ToBf16(value) : ToF16(value);
+  bytes.push_back(static_cast<unsigned char>(two));
+  bytes.push_back(static_cast<unsigned char>(two >> 8));
+}
+
+struct Format {
+  const char* name;
+  int bits;  // 0: dense
+  int group_size;
+  Store store;
+};
+std::ostream& operator<<(std::ostream& out, const Format& format) { return out << format.name; }
+
+constexpr Format kFormats[] = {
+    {"4bit_g64_bf16", 4, 64, Store::kBf16},
+    {"4bit_g64_f16", 4, 64, Store::kF16},
+    {"4bit_g32_bf16", 4, 32, Store::kBf16},
+    {"4bit_g64_f32", 4, 64, Store::kF32},
+    {"8bit_g64_bf16", 8, 64, Store::kBf16},
+    {"8bit_g32_f16", 8, 32, Store::kF16},
+    {"3bit_g64_bf16", 3, 64, Store::kBf16},
+    {"bf16", 0, 0, Store::kBf16},
+    {"f16", 0, 0, Store::kF16},
+    {"f32", 0, 0, Store::kF32},
+};
+
+// A stack of random matrices on the device, and their values.
+class Matrices {
+ public:
+  Matrices(const Format& format, int count, int rows, int cols, bool interleaved, uint64_t seed) {
+    view.rows = rows;
+    view.cols = cols;
+    view.interleaved = interleaved;
+    const int packed_rows = interleaved ? rows / 2 : rows;
+    const int rows_per_tile = interleaved ? kTileRows / 2 : kTileRows;
+    view.tiles = (packed_rows + rows_per_tile - 1) / rows_per_tile;
+    view.chunks = (cols + kChunkCols - 1) / kChunkCols;
+    const bool compact = format.group_size == kChunkCols && format.store != Store::kF32;
+    view.format = format.bits > 4                ? WeightFormat::kQ8
+                  : format.bits > 0              ? WeightFormat::kQ4
+                  : format.store == Store::kBf16 ? WeightFormat::kBf16
+                  : format.store == Store::kF16  ? WeightFormat::kF16
+                                                 : WeightFormat::kF32;
+    view.scale_format = format.bits == 0               ? ScaleFormat::kNone
+                        : !compact                     ? ScaleFormat::kWide
+                        : format.store == Store::kBf16 ? ScaleFormat::kCompactBf16
+                                                       : ScaleFormat::kCompactF16;
+    const int64_t places = int64_t{view.tiles} * view.chunks;
+    view.data_stride = places * LoadsOf(view.format) * 32;
+    view.scales_stride = places * ScaleBytesPerChunk(view.scale_format);
+    data_ = DeviceMemory(static_cast<size_t>(view.data_stride * count) * sizeof(uint4));
+    scales_ = DeviceMemory(static_cast<size_t>(view.scales_stride * count) + 16);
+    view.data = data_.as<const uint4>();
+    view.scales = scales_.data();
+    Numbers numbers(seed);
+    for (int i = 0; i < count; ++i) Pack(format, i, numbers);
+  }
+
+  double at(int matrix, int row, int col) const {
+    return values_[(static_cast<size_t>(matrix) * static_cast<size_t>(view.rows) +
+                    static_cast<size_t>(row)) *
+                       static_cast<size_t>(view.cols) +
+                   static_cast<size_t>(col)];
+  }
+
+  PackedMatrix view;
+
+ private:
+  void Pack(const Format& format, int index, Numbers& numbers) {
+    std::vector<unsigned char> data;
+    std::vector<unsigned char> scales;
+    std::vector<unsigned char> biases;
+    const size_t row_bytes =
+        format.bits > 0 ? (static_cast<size_t>(view.cols * format.bits) + 31) / 32 * 4
+                        : static_cast<size_t>(view.cols) * (format.store == Store::kF32 ? 4 : 2);
+    for (int row = 0; row < view.rows; ++row) {
+      std::vector<unsigned char> packed(row_bytes, 0);
+      float scale = 0;
+      float bias = 0;
+      for (int col = 0; col < view.cols; ++col) {
+        if (format.bits == 0) {
+          const float weight = Coarse(numbers.Next());
+          values_.push_back(weight);
+          Append(data, weight, format.store);
+          continue;
+        }
+        if (col % format.group_size == 0) {
+          scale = Coarse(0.25f + 0.2f * numbers.Next());
+          bias = Coarse(-1 + numbers.Next());
+          Append(scales, scale, format.store);
+          Append(biases, bias, format.store);
+        }
+        const int levels = 1 << format.bits;
+        const int q = std::min(
+            levels - 1, static_cast<int>((numbers.Next() + 1) / 2 * static_cast<float>(levels)));
+        values_.push_back(static_cast<double>(scale) * q + bias);
+        for (int bit = 0; bit < format.bits; ++bit) {
+          const int place = col * format.bits + bit;
+          packed[static_cast<size_t>(place / 8)] |=
+              static_cast<unsigned char>((q >> bit & 1) << place % 8);
+        }
+      }
+      if (format.bits > 0) data.insert(data.end(), packed.begin(), packed.end());
+    }
+    const DeviceArray<unsigned char> device_data(data);
+    const DeviceArray<unsigned char> device_scales(scales.empty() ? data : scales);
+    const DeviceArray<unsigned char> device_biases(biases.empty() ? data : biases);
+    RawMatrix raw;
+    raw.count = 1;
+    RawSegment& segment = raw.segments[0];
+    segment.data = device_data.data();
+    segment.scales = device_scales.data();
+    segment.biases = device_biases.data();
+    segment.rows = view.rows;
+    segment.bits = format.bits;
+    segment.group_size = format.group_size;
+    segment.float_bytes = format.store == Store::kF32 ? 4 : 2;
+    segment.bfloat16 = format.store == Store::kBf16;
+    segment.row_bytes = static_cast<long long>(row_bytes);
+    const Stream stream;
+    LaunchPack(raw, view, index, stream.get());
+    stream.Synchronize();
+  }
+
+  DeviceMemory data_;
+  DeviceMemory scales_;
+  std::vector<double> values_;
+};
+
+struct Shape {
+  int rows;
+  int cols;
+};
+// Fewer columns than a chunk; whole chunks and spans; a rest of each; long rows; many rows, which
+// on few multiprocessors are more than fit at once.
+constexpr Shape kShapes[] = {{24, 32}, {48, 256}, {40, 420}, {16, 5120}, {900, 192}};
+
+LinearShape OnDevice(int tokens, bool f32, int multiprocessors = 132) {
+  LinearShape shape;
+  shape.multiprocessors = multiprocessors;
+  shape.batch_invariant = f32;
+  shape.split = f32           ? ActivationSplit::kThree
+                : tokens <= 4 ? ActivationSplit::kTwo
+                              : ActivationSplit::kOne;
+  return shape;
+}
+
+double Silu(double x) { return x / (1 + std::exp(-x)); }
+
+class LinearKernels : public testing::TestWithParam<Format> {
+ protected:
+  void SetUp() override {
+    if (DeviceCount() == 0) GTEST_SKIP() << "there is no CUDA device";
+  }
+
+  // Quantised rows are whole groups.
+  static bool Fits(int cols) { return GetParam().bits == 0 || cols % GetParam().group_size == 0; }
+
+  // Of the default mode: more tokens than four are rounded to bf16.
+  static double Tolerance(int tokens, bool f32) {
+    return f32 ? 1e-5 : tokens == 1 ? 2e-4 : tokens <= 4 ? 1e-3 : 8e-3;
+  }
+
+  // Rows of `input` [tokens][stride] times the matrix, with all of an epilogue's parts.
+  void Check(const Shape& shape, int tokens, LinearEpilogue epilogue, bool f32,
+             int multiprocessors = 132) {
+    const bool gated = epilogue == LinearEpilogue::kSiluMul;
+    const Matrices matrices(GetParam(), 1, shape.rows, shape.cols, gated, 11);
+    const int stride = (shape.cols + 3) / 4 * 4;
+    const int width = gated ? shape.rows / 2 : shape.rows;
+    const int output_stride = (width + 3) / 4 * 4 + 4;
+    Numbers numbers(7);
+    // A row more than tokens, read in reverse order.
+    const auto rows = static_cast<size_t>(tokens) + 1;
+    std::vector<float> input = numbers.Vector(rows * static_cast<size_t>(stride), 2);
+    const std::vector<float> norm = numbers.Vector(static_cast<size_t>(stride), 0.5f, 1);
+    const std::vector<float> bias = numbers.Vector(static_cast<size_t>(shape.rows));
+    const std::vector<float> before =
+        numbers.Vector(static_cast<size_t>(tokens) * static_cast<size_t>(output_stride));
+    std::vector<int> order(static_cast<size_t>(tokens));
+    for (int i = 0; i < tokens; ++i) order[static_cast<size_t>(i)] = tokens - i;
+
+    const DeviceArray<float> device_input(input);
+    const DeviceArray<float> device_norm(norm);
+    const DeviceArray<float> device_bias(bias);
+    const DeviceArray<int> device_order(order);
+    const DeviceArray<float> output(before);
+    LinearParams p;
+    p.matrix = matrices.view;
+    p.input = device_input.data();
+    p.input_stride = stride;
+    p.input_rows = device_order.data();
+    p.tokens = tokens;
+    p.norm_weight = device_norm.data();
+    p.norm_eps = 1e-3f;
+    p.bias = device_bias.data();
+    p.epilogue = epilogue;
+    p.scale = gated ? 1.0f : 0.75f;
+    p.output = output.data();
+    p.output_stride = output_stride;
+    const Stream stream;
+    LaunchLinear(p, OnDevice(tokens, f32, multiprocessors), stream.get());
+    stream.Synchronize();
+    const std::vector<float> found = output.Download();
+
+    for (int token = 0; token < tokens; ++token) {
+      const float* x =
+          input.data() + static_cast<size_t>(tokens - token) * static_cast<size_t>(stride);
+      double squares = 0;
+      for (int col = 0; col < shape.cols; ++col) squares += double{x[col]} * x[col];
+      const double factor = 1 / std::sqrt(squares / shape.cols + 1e-3);
+      std::vector<double> y;
+      for (int row = 0; row < shape.rows; ++row) {
+        double sum = bias[static_cast<size_t>(row)];
+        for (int col = 0; col < shape.cols; ++col) {
+          sum += matrices.at(0, row, col) * x[col] * norm[static_cast<size_t>(col)] * factor;
+        }
+        y.push_back(sum);
+      }
+      const size_t from = static_cast<size_t>(token) * static_cast<size_t>(output_stride);
+      std::vector<double> expected(before.begin(), before.end());
+      for (int i = 0; i < width; ++i) {
+        const auto index = static_cast<size_t>(i);
+        double value = gated ? Silu(y[index]) * y[index + static_cast<size_t>(width)]
+                             : double{p.scale} * y[index];
+        if (epilogue == LinearEpilogue::kAdd) value += before[from + index];
+        expected[from + index] = value;
+      }
+      EXPECT_LT(test::RelativeError(found, expected, from, static_cast<size_t>(width)),
+                Tolerance(tokens, f32))
+          << shape.rows << " x " << shape.cols << ", token " << token << " of " << tokens
+          << (f32 ? ", f32" : "");
+      // What is not of the row stays.
+      for (size_t i = from + static_cast<size_t>(width);
+           i < from + static_cast<size_t>(output_stride); ++i) {
+        EXPECT_EQ(found[i], before[i]);
+      }
+    }
+  }
+};
+
+TEST_P(LinearKernels, Store) {
+  for (const Shape& shape : kShapes) {
+    if (!Fits(shape.cols)) continue;
+    for (int tokens : {1, 3, 5, 17}) Check(shape, tokens, LinearEpilogue::kStore, false);
+    for (int tokens : {1, 5}) Check(shape, tokens, LinearEpilogue::kStore, true);
+  }
+}
+
+TEST_P(LinearKernels, AddAndGatedProducts) {
+  for (const Shape& shape : kShapes) {
+    if (!Fits(shape.cols)) continue;
+    for (int tokens : {1, 5}) {
+      Check(shape, tokens, LinearEpilogue::kAdd, false);
+      Check(shape, tokens, LinearEpilogue::kSiluMul, false);
+    }
+  }
+}
+
+TEST_P(LinearKernels, MoreTilesThanFit) {
+  for (LinearEpilogue epilogue :
+       {LinearEpilogue::kStore, LinearEpilogue::kAdd, LinearEpilogue::kSiluMul}) {
+    Check({900, 192}, 1, epilogue, false, /*multiprocessors=*/1);
+  }
+}
+
+// Routed experts, and one that every token takes in the same launch.
+TEST_P(LinearKernels, Experts) {
+  constexpr int kExpertCount = 5;
+  constexpr int kTopK = 3;
+  constexpr int kHidden = 192;
+  const bool quantized = GetParam().bits > 0;
+  const int width = quantized ? 64 : 40;          // of a routed expert
+  const int shared_width = quantized ? 128 : 72;  // of the shared one
+  const Matrices gate_up(GetParam(), kExpertCount, 2 * width, kHidden, true, 3);
+  const Matrices shared_gate_up(GetParam(), 1, 2 * shared_width, kHidden, true, 4);
+  const Matrices down(GetParam(), kExpertCount, kHidden, width, false, 5);
+  const Matrices shared_down(GetParam(), 1, kHidden, shared_width, false, 6);
+  for (int tokens : {1, 2}) {
+    Numbers numbers(9);
+    const std::vector<float> input = numbers.Vector(static_cast<size_t>(tokens) * kHidden, 1.5f);
+    std::vector<float> routing;
+    for (int token = 0; token < tokens; ++token) {
+      for (float weight : {0.5f, 0.3f, 0.2f}) routing.push_back(weight);
+      for (int j = 0; j < kTopK; ++j) {
+        routing.push_back(static_cast<float>((4 + token + 3 * j) % kExpertCount));
+      }
+    }
+    const std::vector<float> residual = numbers.Vector(static_cast<size_t>(tokens) * kHidden);
+    const DeviceArray<float> device_input(input);
+    const DeviceArray<float> device_routing(routing);
+    const DeviceArray<float> activated(
+        std::vector<float>(static_cast<size_t>(tokens * kTopK * width), NAN));
+    const DeviceArray<float> shared_activated(
+        std::vector<float>(static_cast<size_t>(tokens * shared_width), NAN));
+    const DeviceArray<float> output(residual);
+
+    ExpertParams p;
+    p.linear.matrix = gate_up.view;
+    p.linear.input = device_input.data();
+    p.linear.input_stride = kHidden;
+    p.linear.tokens = tokens;
+    p.linear.epilogue = LinearEpilogue::kSiluMul;
+    p.linear.output = activated.data();
+    p.linear.output_stride = kTopK * width;
+    p.routing = device_routing.data();
+    p.routing_stride = 2 * kTopK;
+    p.top_k = kTopK;
+    ASSERT_TRUE(CanShareLaunch(gate_up.view, shared_gate_up.view));
+    p.shared = shared_gate_up.view;
+    p.shared_output = shared_activated.data();
+    p.shared_output_stride = shared_width;
+    const Stream stream;
+    LaunchExpertGateUp(p, OnDevice(1, false), stream.get());
+    p.linear.matrix = down.view;
+    p.linear.input = activated.data();
+    p.linear.input_stride = kTopK * width;
+    p.linear.epilogue = LinearEpilogue::kAdd;
+    p.linear.scale = 0.5f;
+    p.linear.output = output.data();
+    p.linear.output_stride = kHidden;
+    ASSERT_TRUE(CanShareLaunch(down.view, shared_down.view));
+    p.shared = shared_down.view;
+    p.shared_input = shared_activated.data();
+    p.shared_input_stride = shared_width;
+    LaunchExpertDown(p, OnDevice(1, false), stream.get());
+    stream.Synchronize();
+    const std::vector<float> found = output.Download();
+
+    std::vector<double> expected(residual.begin(), residual.end());
+    for (int token = 0; token < tokens; ++token) {
+      const float* x = input.data() + token * kHidden;
+      const auto add = [&](const Matrices& up, const Matrices& back, int matrix, int size,
+                           double weight) {
+        for (int i = 0; i < size; ++i) {
+          double gate = 0;
+          double value = 0;
+          for (int col = 0; col < kHidden; ++col) {
+            gate += up.at(matrix, i, col) * x[col];
+            value += up.at(matrix, size + i, col) * x[col];
+          }
+          for (int row = 0; row < kHidden; ++row) {
+            expected[static_cast<size_t>(token * kHidden + row)] +=
+                0.5 * weight * back.at(matrix, row, i) * Silu(gate) * value;
+          }
+        }
+      };
+      for (int j = 0; j < kTopK; ++j) {
+        const float* choice = routing.data() + token * 2 * kTopK;
+        add(gate_up, down, static_cast<int>(choice[kTopK + j]), width, choice[j]);
+      }
+      add(shared_gate_up, shared_down, 0, shared_width, 1);
+      EXPECT_LT(test::RelativeError(found, expected, static_cast<size_t>(token) * kHidden, kHidden),
+                5e-4)
+          << "token " << token << " of " << tokens;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, LinearKernels, testing::ValuesIn(kFormats),
+                         [](const testing::TestParamInfo<Format>& format) {
+                           return std::string("weights_") + format.param.name;
+                         });
+
+class RouterKernel : public test::KernelTest {};
+
+// Experts that one block ranks, and more than one block does; equal scores, and not a number.
+TEST_F(RouterKernel, ChoosesTheLargestAndTheFirstOfEquals) {
+  for (int experts : {8, 64, 100, 300}) {
+    constexpr int kCols = 64;
+    constexpr int kTopK = 4;
+    const Matrices matrices({"f32", 0, 0, Store::kF32}, 1, experts, kCols, false, 21);
+    Numbers numbers(5);
+    std::vector<float> input = numbers.Vector(kCols);
+    std::vector<float> bias(static_cast<size_t>(experts));
+    std::vector<double> scores;
+    for (int e = 0; e < experts; ++e) {
+      double sum = 0;
+      for (int col = 0; col < kCols; ++col) {
+        sum += matrices.at(0, e, col) * input[static_cast<size_t>(col)];
+      }
+      scores.push_back(sum);
+    }
+    // Two that certainly lead, equal as far as rounding goes is not asked of sums: biases decide.
+    bias[5] = 100;
+    bias[2] = 90;
+    for (int e = 0; e < experts; ++e)
+      scores[static_cast<size_t>(e)] += bias[static_cast<size_t>(e)];
+    const DeviceArray<float> device_input(input);
+    const DeviceArray<float> device_bias(bias);
+    const DeviceArray<float> output(std::vector<float>(2 * kTopK, NAN));
+    const DeviceArray<float> scratch(std::vector<float>(static_cast<size_t>(experts), 0));
+    const DeviceArray<unsigned> arrivals(std::vector<unsigned>(1, 0));
+    LinearParams p;
+    p.matrix = matrices.view;
+    p.input = device_input.data();
+    p.input_stride = kCols;
+    p.tokens = 1;
+    p.bias = device_bias.data();
+    p.epilogue = LinearEpilogue::kRouter;
+    p.output = output.data();
+    p.output_stride = 2 * kTopK;
+    p.top_k = kTopK;
+    p.scores = scratch.data();
+    p.arrivals = arrivals.data();
+    const Stream stream;
+    LaunchLinear(p, OnDevice(1, false), stream.get());
+    stream.Synchronize();
+    const std::vector<float> found = output.Download();
+    std::vector<int> order(static_cast<size_t>(experts));
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+      return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+    });
+    double sum = 0;
+    for (int j = 0; j < kTopK; ++j) {
+      sum += std::exp(scores[static_cast<size_t>(order[static_cast<size_t>(j)])] -
+                      scores[static_cast<size_t>(order[0])]);
+    }
+    for (int j = 0; j < kTopK; ++j) {
+      const auto index = static_cast<size_t>(j);
+      const auto chosen = static_cast<size_t>(order[index]);
+      EXPECT_EQ(found[kTopK + index], static_cast<float>(order[index])) << experts << " experts";
+      EXPECT_NEAR(found[index],
+                  std::exp(scores[chosen] - scores[static_cast<size_t>(order[0])]) / sum, 1e-3);
+    }
+    EXPECT_EQ(arrivals.Download()[0], 0u);
+  }
+}
+
+}  // namespace
+}  // namespace adder::cuda

@@ -1,0 +1,52 @@
+// Rows of values and what they are compared with, for tests of ops against formulas.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "program/executor.h"
+
+namespace adder::test {
+
+using Rows = std::vector<std::vector<double>>;
+
+// The output rows of op `op` for `tokens` of a sequence.
+inline Rows RowsUntil(Executor& executor, const std::string& op, SequenceId id,
+                      const std::vector<int32_t>& tokens) {
+  const std::vector<float> values =
+      executor.ForwardUntil({{id, tokens, LogitsRows::kAll}}, executor.program().FindOp(op));
+  const auto width = static_cast<std::ptrdiff_t>(values.size() / tokens.size());
+  Rows rows;
+  for (auto row = values.begin(); row != values.end(); row += width) {
+    rows.emplace_back(row, row + width);
+  }
+  return rows;
+}
+
+inline void ExpectNear(const Rows& found, const Rows& expected) {
+  constexpr double kTolerance = 2e-5;
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t r = 0; r < found.size(); ++r) {
+    ASSERT_EQ(found[r].size(), expected[r].size());
+    for (size_t i = 0; i < found[r].size(); ++i) {
+      EXPECT_NEAR(found[r][i], expected[r][i], kTolerance * (1 + std::abs(expected[r][i])))
+          << "row " << r << ", column " << i;
+    }
+  }
+}
+
+// Of a matrix of one segment of f32.
+inline double WeightAt(const BoundWeights& weights, MatrixId id, size_t row, size_t col) {
+  const WeightMatrix& matrix = weights.matrices[static_cast<size_t>(id)];
+  return LoadFloat(matrix.segments[0].data, DType::kF32,
+                   row * static_cast<size_t>(matrix.cols) + col);
+}
+
+inline double Silu(double x) { return x / (1 + std::exp(-x)); }
+
+}  // namespace adder::test
