@@ -28,10 +28,9 @@ constexpr double kFastExpertsTolerance = 0.3;
 class StateInvariants : public testing::TestWithParam<ModelAndBackend> {
  protected:
   void SetUp() override {
-    const auto& [model, backend] = GetParam();
-    Program program = LoadProgram(model);
-    if (const std::string part = RefusedPart(backend, program); !part.empty()) GTEST_SKIP() << part;
-    executor_ = MakeExecutor(backend, std::move(program));
+    Program program = LoadProgram(std::get<0>(GetParam()));
+    ADDER_SKIP_UNSUPPORTED(std::get<1>(GetParam()), program);
+    executor_ = MakeExecutor(std::get<1>(GetParam()), std::move(program));
   }
 
   std::vector<int32_t> Tokens(uint64_t seed, int64_t count) const {
