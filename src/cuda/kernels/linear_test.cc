@@ -12,6 +12,7 @@
 
 #include "cuda/device_memory.h"
 #include "cuda/kernels/batch_linear.h"
+#include "cuda/kernels/few_linear.h"
 #include "cuda/kernels/kernel_test_support.h"
 
 namespace adder::cuda {
@@ -198,10 +199,10 @@ class LinearKernels : public testing::TestWithParam<Format> {
   // Quantised rows are whole groups.
   static bool Fits(int cols) { return GetParam().bits == 0 || cols % GetParam().group_size == 0; }
 
-  // Of the default mode: for more tokens than one, activations, weights and the norm's weights are
-  // rounded to bf16, and gated outputs are products of two such sums.
+  // Of the default mode: for more tokens than a few, activations, weights and the norm's weights
+  // are rounded to bf16, and gated outputs are products of two such sums.
   static double Tolerance(int tokens, bool gated, bool f32) {
-    return f32 ? 1e-5 : tokens == 1 ? 2e-4 : gated ? 2e-2 : 1e-2;
+    return f32 ? 1e-5 : tokens <= kMostFewTokens ? 2e-4 : gated ? 2e-2 : 1e-2;
   }
 
   // Rows of `input` [tokens][stride] times the matrix, with all of an epilogue's parts.
@@ -304,7 +305,9 @@ class LinearKernels : public testing::TestWithParam<Format> {
 TEST_P(LinearKernels, Store) {
   for (const Shape& shape : kShapes) {
     if (!Fits(shape.cols)) continue;
-    for (int tokens : {1, 3, 5, 17, 130}) Check(shape, tokens, LinearEpilogue::kStore, false);
+    for (int tokens : {1, 2, 3, 5, 8, 17, 130}) {
+      Check(shape, tokens, LinearEpilogue::kStore, false);
+    }
     for (int tokens : {1, 5}) Check(shape, tokens, LinearEpilogue::kStore, true);
   }
 }
@@ -312,7 +315,7 @@ TEST_P(LinearKernels, Store) {
 TEST_P(LinearKernels, AddAndGatedProducts) {
   for (const Shape& shape : kShapes) {
     if (!Fits(shape.cols)) continue;
-    for (int tokens : {1, 5, 40}) {
+    for (int tokens : {1, 2, 4, 7, 8, 40}) {
       Check(shape, tokens, LinearEpilogue::kAdd, false);
       Check(shape, tokens, LinearEpilogue::kSiluMul, false);
     }
@@ -322,7 +325,9 @@ TEST_P(LinearKernels, AddAndGatedProducts) {
 TEST_P(LinearKernels, MoreTilesThanFit) {
   for (LinearEpilogue epilogue :
        {LinearEpilogue::kStore, LinearEpilogue::kAdd, LinearEpilogue::kSiluMul}) {
-    Check({900, 192}, 1, epilogue, false, /*multiprocessors=*/1);
+    for (int tokens : {1, 2, 5, 8}) {
+      Check({900, 192}, tokens, epilogue, false, /*multiprocessors=*/1);
+    }
   }
 }
 
