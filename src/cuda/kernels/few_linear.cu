@@ -82,6 +82,7 @@ struct FewParams {
   int share;        // blocks of a cluster
   float inverse_cols;
   bool triggers_early;
+  int first_round;  // 0: rehearses
 };
 
 __device__ __forceinline__ void StoreAt(unsigned address, uint4 value) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ Integers MakeIntegers(const float (&x)[16]) {
   // one with its sign bit flipped.
   constexpr float kRound = 12582912.0f + 128.0f;
   constexpr unsigned kRoundBits = 0x4b400000u + 128u;
-  const auto pack = [&](const unsigned (&q)[8], int a, int b, int c, int d, unsigned& high,
+  const auto pack = [&](const unsigned(&q)[8], int a, int b, int c, int d, unsigned& high,
                         unsigned& low) {
     const unsigned first = __byte_perm(q[a], q[b], 0x5140u);
     const unsigned second = __byte_perm(q[c], q[d], 0x5140u);
@@ -215,8 +216,8 @@ __device__ __forceinline__ void MultiplyChunk(const unsigned char* weights,
       constexpr unsigned kMask = 0x0f0f0f0fu;
       const uint4 w = data[0];
       const uint4 a = make_uint4(w.x & kMask, w.y & kMask, w.z & kMask, w.w & kMask);
-      const uint4 b = make_uint4(w.x >> 4 & kMask, w.y >> 4 & kMask, w.z >> 4 & kMask,
-                                 w.w >> 4 & kMask);
+      const uint4 b =
+          make_uint4(w.x >> 4 & kMask, w.y >> 4 & kMask, w.z >> 4 & kMask, w.w >> 4 & kMask);
       if constexpr (kWide) {
         MmaHalf(whole[0], a.x, a.y, high.x);
         MmaHalf(whole[1], a.z, a.w, high.y);
@@ -300,7 +301,7 @@ struct FewOutputs {
 };
 
 template <WeightFormat F, bool kWide, FewWalk kWalk, bool kRoutes>
-__global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 2 ? 2 : 1)
+__global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
     FewLinearKernel(const __grid_constant__ FewParams params) {
   constexpr int kLoads = LoadsOf(F);
   constexpr int kScaleBytes = !IsQuantized(F) ? 0 : kWide ? 256 : 64;
@@ -404,217 +405,227 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 2 ? 2 : 1)
     return item < items && place_of(item) < tokens && row_of(item) < outputs.rows;
   };
   const bool finishes = !kStream && exists(thread);
-  const float2 first_bias =
-      finishes ? outputs.Bias(p, row_of(thread)) : make_float2(0, 0);
+  const float2 first_bias = finishes ? outputs.Bias(p, row_of(thread)) : make_float2(0, 0);
   // The norm's weight has arrived.
   WaitForCopies<kWalk == FewWalk::kOnce ? 1 : kRing>();
   meet();
 
-  if (params.triggers_early) PdlTrigger();
-  PdlWait();
-  if (!params.triggers_early) PdlTrigger();
-  const float first_old = finishes ? outputs.Old(p, place_of(thread), row_of(thread)) : 0.0f;
-  {
-    // Lanes: a quad has a chunk of a token. Places without a token repeat the last.
-    const int part = lane % 4;
-    const int place = lane / 4 & (places - 1);
-    const int pass_chunks = 8 >> params.token_bits;
-    const int of_pass = lane / 4 >> params.token_bits;
-    int row = first_token + min(place, tokens - 1);
-    if (p.input_rows != nullptr) row = p.input_rows[row];
-    const float* from = p.input + static_cast<long long>(row) * p.input_stride;
-    const auto load = [&](int chunk, float (&x)[16]) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int col = chunk * kChunkCols + i / 2 * 32 + 8 * part + i % 2 * 4;
-        const float4 four = col < m.cols ? *reinterpret_cast<const float4*>(from + col)
-                                         : make_float4(0, 0, 0, 0);
-        x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
-      }
-    };
-    float squared = 0;
-    float x[16];
-    int chunk = (rank * warps + warp) * pass_chunks + of_pass;
-    load(chunk, x);
 #pragma unroll 1
-    for (; chunk - of_pass < m.chunks; chunk += preparers * pass_chunks) {
-      float next[16];
-      load(chunk + preparers * pass_chunks, next);
-      if (has_norm) {
+  for (int round = kStream ? 1 : params.first_round; round < 2; ++round) {
+    const bool real = round == 1;
+    if (real) {
+      if (params.triggers_early) PdlTrigger();
+      PdlWait();
+      if (!params.triggers_early) PdlTrigger();
+    }
+    const float first_old =
+        finishes && real ? outputs.Old(p, place_of(thread), row_of(thread)) : 0.0f;
+    {
+      const int cols = real ? m.cols : 0;
+      // Lanes: a quad has a chunk of a token. Places without a token repeat the last.
+      const int part = lane % 4;
+      const int place = lane / 4 & (places - 1);
+      const int pass_chunks = 8 >> params.token_bits;
+      const int of_pass = lane / 4 >> params.token_bits;
+      int row = first_token + min(place, tokens - 1);
+      if (real && p.input_rows != nullptr) row = p.input_rows[row];
+      const float* from = p.input + static_cast<long long>(row) * p.input_stride;
+      const auto load = [&](int chunk, float(&x)[16]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col = min(chunk, m.chunks - 1) * kChunkCols + i / 2 * 32 + 8 * part + i % 2 * 4;
-          const float4 four = *reinterpret_cast<const float4*>(norm + col);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            float& value = x[4 * i + j];
-            squared = fmaf(value, value, squared);
-            value *= j == 0 ? four.x : j == 1 ? four.y : j == 2 ? four.z : four.w;
-          }
+          const int col = chunk * kChunkCols + i / 2 * 32 + 8 * part + i % 2 * 4;
+          const float4 four =
+              col < cols ? *reinterpret_cast<const float4*>(from + col) : make_float4(0, 0, 0, 0);
+          x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
         }
-      }
-      const int at = chunk * places + place;
-      const unsigned to = layout.operands + chunk * places * OperandBytes(F) + place * 64 + part * 16;
-      const int rows_apart = places * 64;
-      if constexpr (IsQuantized(F)) {
-        Integers made = MakeIntegers<F>(x);
-        if (!kWide) made.sums[0] += made.sums[1];
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          made.sums[group] += __shfl_xor_sync(0xffffffffu, made.sums[group], 1);
-          made.sums[group] += __shfl_xor_sync(0xffffffffu, made.sums[group], 2);
-        }
-        const float unit = made.largest * (1.0f / kLargestQuantized);
-        if (chunk < m.chunks) {
+      };
+      float squared = 0;
+      float x[16];
+      int chunk = (rank * warps + warp) * pass_chunks + of_pass;
+      load(chunk, x);
 #pragma unroll 1
-          for (int r = 0; r < share; ++r) {
-            const unsigned base = RemoteAddress(shared, r);
-            StoreAt(base + to, made.high);
-            StoreAt(base + to + rows_apart, made.low);
-            if (part == 0) {
-              StoreAt(base + layout.units + at * 4, unit);
+      for (; chunk - of_pass < m.chunks; chunk += preparers * pass_chunks) {
+        float next[16];
+        load(chunk + preparers * pass_chunks, next);
+        if (has_norm) {
 #pragma unroll
-              for (int group = 0; group < kGroups; ++group) {
-                StoreAt(base + layout.sums + ((chunk * kGroups + group) * places + place) * 4,
-                        unit * static_cast<float>(made.sums[group]));
-              }
+          for (int i = 0; i < 4; ++i) {
+            const int col =
+                min(chunk, m.chunks - 1) * kChunkCols + i / 2 * 32 + 8 * part + i % 2 * 4;
+            const float4 four = *reinterpret_cast<const float4*>(norm + col);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              float& value = x[4 * i + j];
+              squared = fmaf(value, value, squared);
+              value *= j == 0 ? four.x : j == 1 ? four.y : j == 2 ? four.z : four.w;
             }
           }
         }
-      } else if (chunk < m.chunks) {
+        const int at = chunk * places + place;
+        const unsigned to =
+            layout.operands + chunk * places * OperandBytes(F) + place * 64 + part * 16;
+        const int rows_apart = places * 64;
+        if constexpr (IsQuantized(F)) {
+          Integers made = MakeIntegers<F>(x);
+          if (!kWide) made.sums[0] += made.sums[1];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          unsigned high[4];
-          unsigned low[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float first = x[8 * h + 2 * i];
-            const float second = x[8 * h + 2 * i + 1];
-            high[i] = PackBf16(first, second);
-            low[i] = PackBf16(first - __uint_as_float(high[i] << 16),
-                              second - __uint_as_float(high[i] & 0xffff0000u));
+          for (int group = 0; group < kGroups; ++group) {
+            made.sums[group] += __shfl_xor_sync(0xffffffffu, made.sums[group], 1);
+            made.sums[group] += __shfl_xor_sync(0xffffffffu, made.sums[group], 2);
           }
+          const float unit = made.largest * (1.0f / kLargestQuantized);
+          if (chunk < m.chunks) {
+#pragma unroll 1
+            for (int r = 0; r < share; ++r) {
+              const unsigned base = RemoteAddress(shared, r);
+              StoreAt(base + to, made.high);
+              StoreAt(base + to + rows_apart, made.low);
+              if (part == 0) {
+                StoreAt(base + layout.units + at * 4, unit);
+#pragma unroll
+                for (int group = 0; group < kGroups; ++group) {
+                  StoreAt(base + layout.sums + ((chunk * kGroups + group) * places + place) * 4,
+                          unit * static_cast<float>(made.sums[group]));
+                }
+              }
+            }
+          }
+        } else if (chunk < m.chunks) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            unsigned high[4];
+            unsigned low[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float first = x[8 * h + 2 * i];
+              const float second = x[8 * h + 2 * i + 1];
+              high[i] = PackBf16(first, second);
+              low[i] = PackBf16(first - __uint_as_float(high[i] << 16),
+                                second - __uint_as_float(high[i] & 0xffff0000u));
+            }
+#pragma unroll 1
+            for (int r = 0; r < share; ++r) {
+              const unsigned base = RemoteAddress(shared, r) + to + h * rows_apart;
+              StoreAt(base, make_uint4(high[0], high[1], high[2], high[3]));
+              StoreAt(base + 2 * rows_apart, make_uint4(low[0], low[1], low[2], low[3]));
+            }
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 16; ++i) x[i] = next[i];
+      }
+      if (has_norm) {
+        squared += __shfl_xor_sync(0xffffffffu, squared, 1);
+        squared += __shfl_xor_sync(0xffffffffu, squared, 2);
+#pragma unroll 1
+        for (int offset = 4 * places; offset < 32; offset *= 2) {
+          squared += __shfl_xor_sync(0xffffffffu, squared, offset);
+        }
+        if (part == 0 && of_pass == 0) {
 #pragma unroll 1
           for (int r = 0; r < share; ++r) {
-            const unsigned base = RemoteAddress(shared, r) + to + h * rows_apart;
-            StoreAt(base, make_uint4(high[0], high[1], high[2], high[3]));
-            StoreAt(base + 2 * rows_apart, make_uint4(low[0], low[1], low[2], low[3]));
+            StoreAt(RemoteAddress(squares + place * preparers + rank * warps + warp, r), squared);
           }
         }
       }
-#pragma unroll
-      for (int i = 0; i < 16; ++i) x[i] = next[i];
     }
-    if (has_norm) {
-      squared += __shfl_xor_sync(0xffffffffu, squared, 1);
-      squared += __shfl_xor_sync(0xffffffffu, squared, 2);
-#pragma unroll 1
-      for (int offset = 4 * places; offset < 32; offset *= 2) {
-        squared += __shfl_xor_sync(0xffffffffu, squared, offset);
-      }
-      if (part == 0 && of_pass == 0) {
-#pragma unroll 1
-        for (int r = 0; r < share; ++r) {
-          StoreAt(RemoteAddress(squares + place * preparers + rank * warps + warp, r), squared);
-        }
-      }
-    }
-  }
-  // A warp's copies are seen by all its lanes after the barrier.
-  if constexpr (kWalk == FewWalk::kOnce) WaitForCopies<0>();
-  meet();
+    // A warp's copies are seen by all its lanes after the barrier.
+    if (kWalk == FewWalk::kOnce && real) WaitForCopies<0>();
+    meet();
 
-  const auto factor_of = [&](int place) {
-    if (!has_norm) return 1.0f;
-    float sum = 0;
+    const auto factor_of = [&](int place) {
+      if (!has_norm) return 1.0f;
+      float sum = 0;
 #pragma unroll 4
-    for (int i = 0; i < preparers; ++i) sum += squares[place * preparers + i];
-    return rsqrtf(fmaf(sum, params.inverse_cols, p.norm_eps));
-  };
-  float acc[4] = {};
-  int slot = 0;
-  const auto take = [&](int chunk) {
-    if constexpr (kWalk != FewWalk::kOnce) {
-      WaitForCopies<kRing - 1>();
-      __syncwarp();
-    }
-    MultiplyChunk<F, kWide>(
-        weights + slot * kUnit, bytes + layout.operands + chunk * places * OperandBytes(F),
-        reinterpret_cast<const float*>(bytes + layout.units) + chunk * places,
-        reinterpret_cast<const float*>(bytes + layout.sums) + chunk * kGroups * places, places,
-        lane, m.scale_format, acc);
-    if constexpr (kWalk != FewWalk::kOnce) {
-      __syncwarp();
-      copy_next(slot);
-      CommitCopies();
-    }
-    ++slot;
-    if (kWalk != FewWalk::kOnce && slot == kRing) slot = 0;
-  };
+      for (int i = 0; i < preparers; ++i) sum += squares[place * preparers + i];
+      return rsqrtf(fmaf(sum, params.inverse_cols, p.norm_eps));
+    };
+    float acc[4] = {};
+    int slot = 0;
+    const auto take = [&](int chunk) {
+      if (kWalk != FewWalk::kOnce && real) {
+        WaitForCopies<kRing - 1>();
+        __syncwarp();
+      }
+      MultiplyChunk<F, kWide>(
+          weights + slot * kUnit, bytes + layout.operands + chunk * places * OperandBytes(F),
+          reinterpret_cast<const float*>(bytes + layout.units) + chunk * places,
+          reinterpret_cast<const float*>(bytes + layout.sums) + chunk * kGroups * places, places,
+          lane, m.scale_format, acc);
+      if (kWalk != FewWalk::kOnce && real) {
+        __syncwarp();
+        copy_next(slot);
+        CommitCopies();
+      }
+      ++slot;
+      if (kWalk != FewWalk::kOnce && slot == kRing) slot = 0;
+    };
 
-  const int g = lane / 4;
-  const int t = lane % 4;
-  if constexpr (kStream) {
-    if (!multiplies) return;
-    const float factors[2] = {factor_of(2 * t & (places - 1)), factor_of((2 * t + 1) & (places - 1))};
+    const int g = lane / 4;
+    const int t = lane % 4;
+    if constexpr (kStream) {
+      if (!multiplies) return;
+      const float factors[2] = {factor_of(2 * t & (places - 1)),
+                                factor_of((2 * t + 1) & (places - 1))};
 #pragma unroll 1
-    for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
+      for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
 #pragma unroll 1
-      for (int chunk = 0; chunk < m.chunks; ++chunk) take(chunk);
+        for (int chunk = 0; chunk < m.chunks; ++chunk) take(chunk);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int place = 2 * t + i % 2;
+          const int row = (tile << row_bits) + g + i / 2 * 8;
+          if (place < tokens && row < outputs.rows && (i < 2 || !outputs.gated)) {
+            const float factor = factors[i % 2];
+            outputs.Store(p, place, row, acc[i] * factor, acc[i | 2] * factor, outputs.Bias(p, row),
+                          outputs.Old(p, place, row));
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[i] = 0;
+      }
+      return;
+    }
+
+    float* partial = reinterpret_cast<float*>(bytes + layout.partial);
+    if (multiplies) {
+#pragma unroll 1
+      for (int i = 0; i < (real ? my_chunks : 1); ++i) take(first_chunk + i);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int place = 2 * t + i % 2;
-        const int row = (tile << row_bits) + g + i / 2 * 8;
-        if (place < tokens && row < outputs.rows && (i < 2 || !outputs.gated)) {
-          const float factor = factors[i % 2];
-          outputs.Store(p, place, row, acc[i] * factor, acc[i | 2] * factor, outputs.Bias(p, row),
-                        outputs.Old(p, place, row));
+        if (place < places) {
+          partial[(warp * places + place) * kSumsPitch + g + i / 2 * 8] = acc[i];
         }
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc[i] = 0;
     }
-    return;
-  }
-
-  float* partial = reinterpret_cast<float*>(bytes + layout.partial);
-  if (multiplies) {
+    __syncthreads();
 #pragma unroll 1
-    for (int i = 0; i < my_chunks; ++i) take(first_chunk + i);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int place = 2 * t + i % 2;
-      if (place < places) {
-        partial[(warp * places + place) * kSumsPitch + g + i / 2 * 8] = acc[i];
+    for (int item = thread; item < items; item += blockDim.x) {
+      if (!exists(item)) continue;
+      const int place = place_of(item);
+      const int row = row_of(item);
+      float2 bias = first_bias;
+      float old = first_old;
+      if (item != thread) {
+        bias = outputs.Bias(p, row);
+        old = outputs.Old(p, place, row);
       }
-    }
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (int item = thread; item < items; item += blockDim.x) {
-    if (!exists(item)) continue;
-    const int place = place_of(item);
-    const int row = row_of(item);
-    float2 bias = first_bias;
-    float old = first_old;
-    if (item != thread) {
-      bias = outputs.Bias(p, row);
-      old = outputs.Old(p, place, row);
-    }
-    const float* from = partial +
-                        ((item >> (row_bits + params.token_bits)) * params.column_warps * places +
-                         place) *
-                            kSumsPitch +
-                        (item & ((1 << row_bits) - 1));
-    float y = 0;
-    float up = 0;
+      const float* from =
+          partial +
+          ((item >> (row_bits + params.token_bits)) * params.column_warps * places + place) *
+              kSumsPitch +
+          (item & ((1 << row_bits) - 1));
+      float y = 0;
+      float up = 0;
 #pragma unroll 4
-    for (int w = 0; w < params.column_warps; ++w) {
-      y += from[w * places * kSumsPitch];
-      if (outputs.gated) up += from[w * places * kSumsPitch + 8];
+      for (int w = 0; w < params.column_warps; ++w) {
+        y += from[w * places * kSumsPitch];
+        if (outputs.gated) up += from[w * places * kSumsPitch + 8];
+      }
+      const float factor = factor_of(place);
+      if (real) outputs.Store(p, place, row, y * factor, up * factor, bias, old);
     }
-    const float factor = factor_of(place);
-    outputs.Store(p, place, row, y * factor, up * factor, bias, old);
   }
   if constexpr (kRoutes) {
     RouteWhenLast(p, p.output, first_token, first_token + tokens, p.arrivals + blockIdx.y);
@@ -727,6 +738,7 @@ bool LaunchFewLinear(const LinearParams& linear, const LinearShape& shape, cudaS
   launcher.params.linear = linear;
   launcher.params.share = 1;
   launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
+  launcher.params.first_round = 0;
   launcher.params.triggers_early = TriggersEarly(m);
   launcher.multiprocessors = shape.multiprocessors;
   launcher.stream = stream;
