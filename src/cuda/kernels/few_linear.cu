@@ -2,11 +2,11 @@
 //
 // Phases: (1) each warp starts copying its first chunks of weights to shared memory, and the block
 // the norm's weight; (2) PdlWait; (3) the block makes its tokens' rows, times the norm's weight,
-// into operands in shared memory and adds up their squares; a cluster's blocks share that work and
-// write what they made into each other's memory; barrier; (4) warps multiply their chunks. Then, in
-// blocks: partial sums to shared memory, barrier, a thread per output adds them up and applies the
-// norm's factor, bias and epilogue. In streams: each warp goes over whole tiles, a grid apart, and
-// finishes them itself; no further barrier.
+// into operands in shared memory and adds up their squares; barrier; (4) warps multiply their
+// chunks. Then, in blocks: partial sums to shared memory, while a warp of its own finds the norm's
+// factors; barrier, and a thread per output adds up the sums and applies factor, bias and epilogue.
+// In streams: each warp goes over whole tiles, a grid apart, and finishes them itself; no further
+// barrier.
 //
 // Operands are those of one token's kernel (see matvec_phases.cuh) but for their columns: quantised
 // weights meet 16-bit integers, whose high and low bytes are multiplied apart, all tokens at once;
@@ -20,7 +20,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/few_linear.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec.h"
@@ -37,19 +36,11 @@ constexpr int kMostWeightBytes = 96 * 1024;
 constexpr int kMostRouterTiles = 8;
 // Distance between tokens of partial sums: lanes then write to different banks.
 constexpr int kSumsPitch = kTileRows + 4;
-// Chunks that a warp has in flight when it cannot hold all of them.
-constexpr int RingOf(WeightFormat format) {
-  switch (LoadsOf(format)) {
-    case 1:
-      return 6;
-    case 2:
-      return 4;
-    case 4:
-      return 3;
-    default:
-      return 2;
-  }
-}
+constexpr int kWarpSums = 8 * kSumsPitch;
+// Chunks that a warp multiplies together, so that neither waits for the other.
+constexpr int StepOf(WeightFormat format) { return IsQuantized(format) ? 2 : 1; }
+// Steps that a warp has in flight when it cannot hold all of them.
+constexpr int kRing = 3;
 
 // How a warp goes over its chunks.
 enum class FewWalk {
@@ -67,8 +58,9 @@ struct FewLayout {
   int units;     // [chunk][place], of integers
   int sums;      // [chunk][groups][place], of integers
   int norm;      // [chunks * 64], the norm's weight
-  int squares;   // [place][warps of the cluster]
-  int partial;   // [warp][place][kSumsPitch]
+  int squares;   // [place][kMostWarps], of each preparing warp
+  int factors;   // [place], the norm's
+  int partial;   // [warp][8][kSumsPitch]
   int total;
 };
 
@@ -79,30 +71,9 @@ struct FewParams {
   int row_warps;
   int column_warps;
   int warp_chunks;  // of a column warp
-  int share;        // blocks of a cluster
   float inverse_cols;
   bool triggers_early;
-  int first_round;  // 0: rehearses
 };
-
-__device__ __forceinline__ void StoreAt(unsigned address, uint4 value) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
-#else
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(value.x), "r"(value.y),
-               "r"(value.z), "r"(value.w)
-               : "memory");
-#endif
-}
-__device__ __forceinline__ void StoreAt(unsigned address, float value) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-#else
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-#endif
-}
 
 // As MmaInteger, for 16 columns.
 __device__ __forceinline__ void MmaHalf(int (&c)[4], unsigned a0, unsigned a1, unsigned b) {
@@ -125,9 +96,14 @@ struct Integers {
 template <WeightFormat F>
 __device__ __forceinline__ Integers MakeIntegers(const float (&x)[16]) {
   Integers result;
-  float largest = 1e-30f;
+  float most[4];
 #pragma unroll
-  for (int i = 0; i < 16; ++i) largest = MaxOrNan(largest, fabsf(x[i]));
+  for (int i = 0; i < 4; ++i) {
+    most[i] = MaxOrNan(MaxOrNan(fabsf(x[i]), fabsf(x[i + 4])),
+                       MaxOrNan(fabsf(x[i + 8]), fabsf(x[i + 12])));
+  }
+  float largest =
+      MaxOrNan(MaxOrNan(MaxOrNan(most[0], most[1]), MaxOrNan(most[2], most[3])), 1e-30f);
   largest = MaxOrNan(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
   largest = MaxOrNan(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
   result.largest = largest;
@@ -196,6 +172,7 @@ __device__ __forceinline__ void MultiplyChunk(const unsigned char* weights,
     uint4 raw[LoadsOf(F)];
 #pragma unroll
     for (int i = 0; i < LoadsOf(F); ++i) raw[i] = data[i * 32];
+    float rest[4] = {};
 #pragma unroll
     for (int part = 0; part < Fragment<F>::kParts; ++part) {
       unsigned a[4][4];
@@ -203,9 +180,11 @@ __device__ __forceinline__ void MultiplyChunk(const unsigned char* weights,
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         Mma(acc, a[i], b[0][i]);
-        Mma(acc, a[i], b[1][i]);
+        Mma(rest, a[i], b[1][i]);
       }
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[i] += rest[i];
   } else {
     constexpr int kGroups = kWide ? 2 : 1;
     const uint4 high = own[0];
@@ -264,16 +243,20 @@ __device__ __forceinline__ void MultiplyChunk(const unsigned char* weights,
   }
 }
 
-// The last step of an output: `y` (and `up`) are whole sums, times the norm's factor.
+// Where outputs are, and what is done to whole sums `y` (and `up`) times the norm's factor.
 template <bool kRoutes>
 struct FewOutputs {
   bool gated;
+  bool adds;
+  float scale;
   float* values;
   int stride;
   int rows;
 
   __device__ __forceinline__ FewOutputs(const LinearParams& p, int first_token)
-      : gated(p.epilogue == LinearEpilogue::kSiluMul) {
+      : gated(p.epilogue == LinearEpilogue::kSiluMul),
+        adds(p.epilogue == LinearEpilogue::kAdd),
+        scale(p.scale) {
     rows = gated ? p.matrix.rows / 2 : p.matrix.rows;
     stride = kRoutes ? p.matrix.rows : p.output_stride;
     values = (kRoutes ? p.scores : p.output) + static_cast<long long>(first_token) * stride;
@@ -281,21 +264,11 @@ struct FewOutputs {
   __device__ __forceinline__ float* At(int place, int row) const {
     return values + static_cast<long long>(place) * stride + row;
   }
-  __device__ __forceinline__ float Old(const LinearParams& p, int place, int row) const {
-    return p.epilogue == LinearEpilogue::kAdd ? *At(place, row) : 0.0f;
-  }
-  // Of the row, and of the other half of a gated projection.
-  __device__ __forceinline__ float2 Bias(const LinearParams& p, int row) const {
-    if (p.bias == nullptr) return make_float2(0, 0);
-    return make_float2(p.bias[row], gated ? p.bias[rows + row] : 0.0f);
-  }
-  __device__ __forceinline__ void Store(const LinearParams& p, int place, int row, float y,
-                                        float up, float2 bias, float old) const {
-    y += bias.x;
+  __device__ __forceinline__ void Store(float* to, float y, float up, float old) const {
     if constexpr (kRoutes) {
-      __stcg(At(place, row), y);
+      __stcg(to, y);
     } else {
-      *At(place, row) = gated ? FastSilu(y) * (up + bias.y) : fmaf(p.scale, y, old);
+      *to = gated ? FastSilu(y) * up : fmaf(scale, y, old);
     }
   }
 };
@@ -306,9 +279,10 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
   constexpr int kLoads = LoadsOf(F);
   constexpr int kScaleBytes = !IsQuantized(F) ? 0 : kWide ? 256 : 64;
   constexpr int kUnit = kLoads * 512 + kScaleBytes;
-  constexpr int kRing = RingOf(F);
+  constexpr int kStep = StepOf(F);
   constexpr int kGroups = kWide ? 2 : 1;
   constexpr bool kStream = kWalk == FewWalk::kStream;
+  constexpr bool kOnce = kWalk == FewWalk::kOnce;
   const LinearParams& p = params.linear;
   const PackedMatrix& m = p.matrix;
   const FewLayout& layout = params.layout;
@@ -317,12 +291,13 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
   // The same in all lanes, which the compiler cannot know of a quotient.
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
   const int warps = static_cast<int>(blockDim.x) / 32;
-  const int places = 1 << params.token_bits;
+  const int token_bits = params.token_bits;
+  const int places = 1 << token_bits;
   const int first_token = static_cast<int>(blockIdx.y) * places;
   const int tokens = min(places, p.tokens - first_token);
-  const int share = params.share;
-  const int rank = static_cast<int>(blockIdx.x) % share;
   const bool has_norm = p.norm_weight != nullptr;
+  // In blocks the last warp finds the norm's factors instead of preparing and multiplying.
+  const int preparers = warps - (has_norm && !kStream ? 1 : 0);
 
   const int row_warp = kStream ? warp : warp / params.column_warps;
   const int column_warp = kStream ? 0 : warp - row_warp * params.column_warps;
@@ -334,20 +309,14 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
 
   extern __shared__ uint4 shared[];
   unsigned char* bytes = reinterpret_cast<unsigned char*>(shared);
-  const int slots = kWalk == FewWalk::kOnce ? params.warp_chunks : kRing;
-  unsigned char* weights = bytes + warp * slots * kUnit;
+  const int held = kOnce ? params.warp_chunks : kRing * kStep;
+  unsigned char* weights = bytes + warp * held * kUnit;
+  unsigned char* operands = bytes + layout.operands;
+  float* units = reinterpret_cast<float*>(bytes + layout.units);
+  float* sums = reinterpret_cast<float*>(bytes + layout.sums);
   float* norm = reinterpret_cast<float*>(bytes + layout.norm);
   float* squares = reinterpret_cast<float*>(bytes + layout.squares);
-  const int preparers = share * warps;
-  // All of the blocks that share preparation.
-  const auto meet = [&] {
-    if (share > 1) {
-      ClusterArrive();
-      ClusterWait();
-    } else {
-      __syncthreads();
-    }
-  };
+  float* factors = reinterpret_cast<float*>(bytes + layout.factors);
 
   if (has_norm) {
 #pragma unroll 1
@@ -368,264 +337,298 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
                 : kStream   ? (m.tiles - first_tile + tile_step - 1) / tile_step * m.chunks
                             : my_chunks;
   int of_tile = m.chunks;
-  const auto copy_next = [&](int slot) {
+  // Copies the next chunk to `to`, unless there is none.
+  const auto copy_chunk = [&](unsigned char* to) {
     if (to_copy == 0) return;
     --to_copy;
-    unsigned char* to = weights + slot * kUnit + lane * 16;
+    to += lane * 16;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) CopyAsync(to + i * 512, data + i * 32);
     if (lane < kScaleBytes / 16) CopyAsync(to + kLoads * 512, scales);
     data += kLoads * 32;
     scales += kScaleBytes;
-    if (kStream && --of_tile == 0) {
-      of_tile = m.chunks;
-      const long long skipped = static_cast<long long>(tile_step - 1) * m.chunks;
-      data += skipped * (kLoads * 32);
-      scales += skipped * kScaleBytes;
-    }
   };
+  // Copies the chunks of the ring's next step.
+  const auto copy_step = [&](int slot) {
 #pragma unroll 1
-  for (int slot = 0; slot < slots; ++slot) {
-    copy_next(slot);
-    if (kWalk != FewWalk::kOnce) CommitCopies();
+    for (int i = 0; i < kStep; ++i) {
+      copy_chunk(weights + (slot * kStep + i) * kUnit);
+      if (kStream && --of_tile == 0) {
+        of_tile = m.chunks;
+        const long long skipped = static_cast<long long>(tile_step - 1) * m.chunks;
+        data += skipped * (kLoads * 32);
+        scales += skipped * kScaleBytes;
+        break;
+      }
+    }
+    CommitCopies();
+  };
+  if constexpr (kOnce) {
+#pragma unroll 1
+    for (int i = 0; i < held; ++i) copy_chunk(weights + i * kUnit);
+    CommitCopies();
+  } else {
+#pragma unroll 1
+    for (int slot = 0; slot < kRing; ++slot) copy_step(slot);
   }
-  if (kWalk == FewWalk::kOnce) CommitCopies();
 
-  // In blocks: the first output that this thread finishes.
+  // In blocks: the row of a tile, times a token, that this thread finishes first.
   const FewOutputs<kRoutes> outputs(p, first_token);
-  const int row_bits = outputs.gated ? 3 : 4;
-  const int items = params.row_warps << (row_bits + params.token_bits);
-  const auto place_of = [&](int item) { return item >> row_bits & (places - 1); };
+  const int items = params.row_warps * places * kTileRows;
+  const auto place_of = [&](int item) { return item / kTileRows & (places - 1); };
   const auto row_of = [&](int item) {
     const int tile =
-        static_cast<int>(blockIdx.x) * params.row_warps + (item >> (row_bits + params.token_bits));
-    return (tile << row_bits) + (item & ((1 << row_bits) - 1));
+        static_cast<int>(blockIdx.x) * params.row_warps + (item / kTileRows >> token_bits);
+    return LogicalRow(outputs.gated, m.rows, tile, item % kTileRows);
   };
-  const auto exists = [&](int item) {
-    return item < items && place_of(item) < tokens && row_of(item) < outputs.rows;
-  };
-  const bool finishes = !kStream && exists(thread);
-  const float2 first_bias = finishes ? outputs.Bias(p, row_of(thread)) : make_float2(0, 0);
+  const int first_row = row_of(thread);
+  const bool finishes =
+      !kStream && thread < items && place_of(thread) < tokens && first_row < m.rows;
+  const float first_bias = finishes && p.bias != nullptr ? p.bias[first_row] : 0.0f;
+  float* const first_to = outputs.At(place_of(thread), first_row);
+
+  // Preparation: a quad of lanes has a chunk of a token; places without a token repeat the last.
+  const int part = lane % 4;
+  const int place = lane / 4 & (places - 1);
+  const int pass_chunks = 8 >> token_bits;
+  const int of_pass = lane / 4 >> token_bits;
+  const int token = first_token + min(place, tokens - 1);
+  const float* from = p.input + 8 * part;
+  ReadyBeforeWait(from);
+  ReadyBeforeWait(p.input_rows);
+  ReadyBeforeWait(outputs.scale);
+  ReadyBeforeWait(p.norm_eps);
   // The norm's weight has arrived.
-  WaitForCopies<kWalk == FewWalk::kOnce ? 1 : kRing>();
-  meet();
+  WaitForCopies<kOnce ? 1 : kRing>();
+  __syncthreads();
 
-#pragma unroll 1
-  for (int round = kStream ? 1 : params.first_round; round < 2; ++round) {
-    const bool real = round == 1;
-    if (real) {
-      if (params.triggers_early) PdlTrigger();
-      PdlWait();
-      if (!params.triggers_early) PdlTrigger();
-    }
-    const float first_old =
-        finishes && real ? outputs.Old(p, place_of(thread), row_of(thread)) : 0.0f;
-    {
-      const int cols = real ? m.cols : 0;
-      // Lanes: a quad has a chunk of a token. Places without a token repeat the last.
-      const int part = lane % 4;
-      const int place = lane / 4 & (places - 1);
-      const int pass_chunks = 8 >> params.token_bits;
-      const int of_pass = lane / 4 >> params.token_bits;
-      int row = first_token + min(place, tokens - 1);
-      if (real && p.input_rows != nullptr) row = p.input_rows[row];
-      const float* from = p.input + static_cast<long long>(row) * p.input_stride;
-      const auto load = [&](int chunk, float(&x)[16]) {
+  if (params.triggers_early) PdlTrigger();
+  PdlWait();
+  if (!params.triggers_early) PdlTrigger();
+  const float first_old = finishes && outputs.adds ? *first_to : 0.0f;
+  if (warp < preparers) {
+    from += static_cast<long long>(p.input_rows == nullptr ? token : p.input_rows[token]) *
+            p.input_stride;
+    // What this lane has of its quad's chunk; of the last chunk where that is beyond it.
+    const auto load = [&](int chunk, float4(&x)[4]) {
+      const int col = min(chunk, m.chunks - 1) * kChunkCols;
+      const float4* four = reinterpret_cast<const float4*>(from + col);
+      if (col + kChunkCols <= m.cols) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = four[i / 2 * 8 + i % 2];
+      } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int col = chunk * kChunkCols + i / 2 * 32 + 8 * part + i % 2 * 4;
-          const float4 four =
-              col < cols ? *reinterpret_cast<const float4*>(from + col) : make_float4(0, 0, 0, 0);
-          x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
+          x[i] = col + 8 * part + i / 2 * 32 + i % 2 * 4 < m.cols ? four[i / 2 * 8 + i % 2]
+                                                                  : make_float4(0, 0, 0, 0);
         }
-      };
-      float squared = 0;
+      }
+    };
+    float squared = 0;
+    float4 fours[4];
+    // The first chunk of the warp's pass: the same for all its lanes.
+    int base = warp * pass_chunks;
+    load(base + of_pass, fours);
+#pragma unroll 1
+    for (; base < m.chunks; base += preparers * pass_chunks) {
+      const int chunk = base + of_pass;
+      // Chunks beyond are made, but not kept.
+      const bool keep = chunk < m.chunks;
       float x[16];
-      int chunk = (rank * warps + warp) * pass_chunks + of_pass;
-      load(chunk, x);
-#pragma unroll 1
-      for (; chunk - of_pass < m.chunks; chunk += preparers * pass_chunks) {
-        float next[16];
-        load(chunk + preparers * pass_chunks, next);
-        if (has_norm) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int col =
-                min(chunk, m.chunks - 1) * kChunkCols + i / 2 * 32 + 8 * part + i % 2 * 4;
-            const float4 four = *reinterpret_cast<const float4*>(norm + col);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              float& value = x[4 * i + j];
-              squared = fmaf(value, value, squared);
-              value *= j == 0 ? four.x : j == 1 ? four.y : j == 2 ? four.z : four.w;
-            }
-          }
-        }
-        const int at = chunk * places + place;
-        const unsigned to =
-            layout.operands + chunk * places * OperandBytes(F) + place * 64 + part * 16;
-        const int rows_apart = places * 64;
-        if constexpr (IsQuantized(F)) {
-          Integers made = MakeIntegers<F>(x);
-          if (!kWide) made.sums[0] += made.sums[1];
-#pragma unroll
-          for (int group = 0; group < kGroups; ++group) {
-            made.sums[group] += __shfl_xor_sync(0xffffffffu, made.sums[group], 1);
-            made.sums[group] += __shfl_xor_sync(0xffffffffu, made.sums[group], 2);
-          }
-          const float unit = made.largest * (1.0f / kLargestQuantized);
-          if (chunk < m.chunks) {
-#pragma unroll 1
-            for (int r = 0; r < share; ++r) {
-              const unsigned base = RemoteAddress(shared, r);
-              StoreAt(base + to, made.high);
-              StoreAt(base + to + rows_apart, made.low);
-              if (part == 0) {
-                StoreAt(base + layout.units + at * 4, unit);
-#pragma unroll
-                for (int group = 0; group < kGroups; ++group) {
-                  StoreAt(base + layout.sums + ((chunk * kGroups + group) * places + place) * 4,
-                          unit * static_cast<float>(made.sums[group]));
-                }
-              }
-            }
-          }
-        } else if (chunk < m.chunks) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            unsigned high[4];
-            unsigned low[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const float first = x[8 * h + 2 * i];
-              const float second = x[8 * h + 2 * i + 1];
-              high[i] = PackBf16(first, second);
-              low[i] = PackBf16(first - __uint_as_float(high[i] << 16),
-                                second - __uint_as_float(high[i] & 0xffff0000u));
-            }
-#pragma unroll 1
-            for (int r = 0; r < share; ++r) {
-              const unsigned base = RemoteAddress(shared, r) + to + h * rows_apart;
-              StoreAt(base, make_uint4(high[0], high[1], high[2], high[3]));
-              StoreAt(base + 2 * rows_apart, make_uint4(low[0], low[1], low[2], low[3]));
-            }
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < 16; ++i) x[i] = next[i];
-      }
-      if (has_norm) {
-        squared += __shfl_xor_sync(0xffffffffu, squared, 1);
-        squared += __shfl_xor_sync(0xffffffffu, squared, 2);
-#pragma unroll 1
-        for (int offset = 4 * places; offset < 32; offset *= 2) {
-          squared += __shfl_xor_sync(0xffffffffu, squared, offset);
-        }
-        if (part == 0 && of_pass == 0) {
-#pragma unroll 1
-          for (int r = 0; r < share; ++r) {
-            StoreAt(RemoteAddress(squares + place * preparers + rank * warps + warp, r), squared);
-          }
-        }
-      }
-    }
-    // A warp's copies are seen by all its lanes after the barrier.
-    if (kWalk == FewWalk::kOnce && real) WaitForCopies<0>();
-    meet();
-
-    const auto factor_of = [&](int place) {
-      if (!has_norm) return 1.0f;
-      float sum = 0;
-#pragma unroll 4
-      for (int i = 0; i < preparers; ++i) sum += squares[place * preparers + i];
-      return rsqrtf(fmaf(sum, params.inverse_cols, p.norm_eps));
-    };
-    float acc[4] = {};
-    int slot = 0;
-    const auto take = [&](int chunk) {
-      if (kWalk != FewWalk::kOnce && real) {
-        WaitForCopies<kRing - 1>();
-        __syncwarp();
-      }
-      MultiplyChunk<F, kWide>(
-          weights + slot * kUnit, bytes + layout.operands + chunk * places * OperandBytes(F),
-          reinterpret_cast<const float*>(bytes + layout.units) + chunk * places,
-          reinterpret_cast<const float*>(bytes + layout.sums) + chunk * kGroups * places, places,
-          lane, m.scale_format, acc);
-      if (kWalk != FewWalk::kOnce && real) {
-        __syncwarp();
-        copy_next(slot);
-        CommitCopies();
-      }
-      ++slot;
-      if (kWalk != FewWalk::kOnce && slot == kRing) slot = 0;
-    };
-
-    const int g = lane / 4;
-    const int t = lane % 4;
-    if constexpr (kStream) {
-      if (!multiplies) return;
-      const float factors[2] = {factor_of(2 * t & (places - 1)),
-                                factor_of((2 * t + 1) & (places - 1))};
-#pragma unroll 1
-      for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
-#pragma unroll 1
-        for (int chunk = 0; chunk < m.chunks; ++chunk) take(chunk);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int place = 2 * t + i % 2;
-          const int row = (tile << row_bits) + g + i / 2 * 8;
-          if (place < tokens && row < outputs.rows && (i < 2 || !outputs.gated)) {
-            const float factor = factors[i % 2];
-            outputs.Store(p, place, row, acc[i] * factor, acc[i | 2] * factor, outputs.Bias(p, row),
-                          outputs.Old(p, place, row));
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[i] = 0;
-      }
-      return;
-    }
-
-    float* partial = reinterpret_cast<float*>(bytes + layout.partial);
-    if (multiplies) {
-#pragma unroll 1
-      for (int i = 0; i < (real ? my_chunks : 1); ++i) take(first_chunk + i);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int place = 2 * t + i % 2;
-        if (place < places) {
-          partial[(warp * places + place) * kSumsPitch + g + i / 2 * 8] = acc[i];
+        x[4 * i] = fours[i].x, x[4 * i + 1] = fours[i].y;
+        x[4 * i + 2] = fours[i].z, x[4 * i + 3] = fours[i].w;
+      }
+      if (base + preparers * pass_chunks < m.chunks) load(chunk + preparers * pass_chunks, fours);
+      if (has_norm) {
+        const float4* weight =
+            reinterpret_cast<const float4*>(norm + (keep ? chunk : 0) * kChunkCols + 8 * part);
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float4 four = weight[i / 2 * 8 + i % 2];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            float& value = x[4 * i + j];
+            sum = fmaf(value, value, sum);
+            value *= j == 0 ? four.x : j == 1 ? four.y : j == 2 ? four.z : four.w;
+          }
+        }
+        if (keep) squared += sum;
+      }
+      uint4* to =
+          reinterpret_cast<uint4*>(operands + chunk * places * OperandBytes(F)) + place * 4 + part;
+      if constexpr (IsQuantized(F)) {
+        Integers made = MakeIntegers<F>(x);
+        if (!kWide) made.sums[0] += made.sums[1];
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          made.sums[group] += __shfl_xor_sync(0xffffffffu, made.sums[group], 1);
+          made.sums[group] += __shfl_xor_sync(0xffffffffu, made.sums[group], 2);
+        }
+        if (keep) {
+          to[0] = made.high;
+          to[places * 4] = made.low;
+          if (part == 0) {
+            const float unit = made.largest * (1.0f / kLargestQuantized);
+            units[chunk * places + place] = unit;
+#pragma unroll
+            for (int group = 0; group < kGroups; ++group) {
+              sums[(chunk * kGroups + group) * places + place] =
+                  unit * static_cast<float>(made.sums[group]);
+            }
+          }
+        }
+      } else if (keep) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          unsigned high[4];
+          unsigned low[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float first = x[8 * h + 2 * i];
+            const float second = x[8 * h + 2 * i + 1];
+            high[i] = PackBf16(first, second);
+            low[i] = PackBf16(first - __uint_as_float(high[i] << 16),
+                              second - __uint_as_float(high[i] & 0xffff0000u));
+          }
+          to[h * places * 4] = make_uint4(high[0], high[1], high[2], high[3]);
+          to[(2 + h) * places * 4] = make_uint4(low[0], low[1], low[2], low[3]);
         }
       }
     }
-    __syncthreads();
+    if (has_norm) {
+      squared += __shfl_xor_sync(0xffffffffu, squared, 1);
+      squared += __shfl_xor_sync(0xffffffffu, squared, 2);
 #pragma unroll 1
-    for (int item = thread; item < items; item += blockDim.x) {
-      if (!exists(item)) continue;
-      const int place = place_of(item);
-      const int row = row_of(item);
-      float2 bias = first_bias;
-      float old = first_old;
-      if (item != thread) {
-        bias = outputs.Bias(p, row);
-        old = outputs.Old(p, place, row);
+      for (int offset = 4 * places; offset < 32; offset *= 2) {
+        squared += __shfl_xor_sync(0xffffffffu, squared, offset);
       }
-      const float* from =
-          partial +
-          ((item >> (row_bits + params.token_bits)) * params.column_warps * places + place) *
-              kSumsPitch +
-          (item & ((1 << row_bits) - 1));
-      float y = 0;
-      float up = 0;
-#pragma unroll 4
-      for (int w = 0; w < params.column_warps; ++w) {
-        y += from[w * places * kSumsPitch];
-        if (outputs.gated) up += from[w * places * kSumsPitch + 8];
-      }
-      const float factor = factor_of(place);
-      if (real) outputs.Store(p, place, row, y * factor, up * factor, bias, old);
+      if (part == 0 && of_pass == 0) squares[place * kMostWarps + warp] = squared;
     }
+  }
+  // A warp's copies are seen by all its lanes after the barrier.
+  if (kOnce) WaitForCopies<0>();
+  __syncthreads();
+
+  const auto factor_of = [&](int of_place) {
+    float sum = 0;
+#pragma unroll 4
+    for (int i = 0; i < preparers; ++i) sum += squares[of_place * kMostWarps + i];
+    return rsqrtf(fmaf(sum, params.inverse_cols, p.norm_eps));
+  };
+  float acc[4] = {};
+  int slot = 0;
+  // Multiplies by a step of `count` chunks, or more than there are in a step, from `chunk` on.
+  const auto multiply = [&](int chunk, int count) {
+    const unsigned char* first = weights + slot * (kStep * kUnit);
+    float add[kStep][4] = {};
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) {
+      // A second one that is not there repeats the first, and is dropped.
+      const int c = i < count ? i : 0;
+      MultiplyChunk<F, kWide>(first + c * kUnit, operands + (chunk + c) * places * OperandBytes(F),
+                              units + (chunk + c) * places, sums + (chunk + c) * kGroups * places,
+                              places, lane, m.scale_format, add[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) acc[k] += i < count ? add[i][k] : 0.0f;
+    }
+  };
+  // Waits for the oldest step of the ring, and asks for another in its place.
+  const auto take = [&](int chunk, int count) {
+    WaitForCopies<kRing - 1>();
+    __syncwarp();
+    multiply(chunk, count);
+    __syncwarp();
+    copy_step(slot);
+    if (++slot == kRing) slot = 0;
+  };
+
+  const int g = lane / 4;
+  const int t = lane % 4;
+  if constexpr (kStream) {
+    if (!multiplies) return;
+    float factor[2] = {1, 1};
+    if (has_norm) {
+      factor[0] = factor_of(2 * t & (places - 1));
+      factor[1] = factor_of((2 * t + 1) & (places - 1));
+    }
+#pragma unroll 1
+    for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
+#pragma unroll 1
+      for (int chunk = 0; chunk < m.chunks; chunk += kStep) take(chunk, m.chunks - chunk);
+      const int rows[2] = {LogicalRow(outputs.gated, m.rows, tile, g),
+                           LogicalRow(outputs.gated, m.rows, tile, g + 8)};
+      float y[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = rows[i / 2];
+        y[i] = fmaf(acc[i], factor[i % 2], p.bias != nullptr && row < m.rows ? p.bias[row] : 0.0f);
+        acc[i] = 0;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (2 * t + i % 2 >= tokens || rows[i / 2] >= outputs.rows) continue;
+        float* to = outputs.At(2 * t + i % 2, rows[i / 2]);
+        outputs.Store(to, y[i], y[i | 2], outputs.adds ? *to : 0.0f);
+      }
+    }
+    return;
+  }
+
+  float* partial = reinterpret_cast<float*>(bytes + layout.partial);
+  if (multiplies) {
+#pragma unroll 1
+    for (int i = 0; i < my_chunks; i += kStep) {
+      if constexpr (kOnce) {
+        multiply(first_chunk + i, my_chunks - i);
+        ++slot;
+      } else {
+        take(first_chunk + i, my_chunks - i);
+      }
+    }
+    float* sum = partial + warp * kWarpSums + 2 * t * kSumsPitch + g;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i % 2 * kSumsPitch + i / 2 * 8] = acc[i];
+  } else if (has_norm && warp == preparers && lane < places) {
+    factors[lane] = factor_of(lane);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int first = warp * 32; first < items; first += 32 * warps) {
+    const int item = first + lane;
+    const int of_place = place_of(item);
+    const int row = row_of(item);
+    const bool exists = of_place < tokens && row < m.rows;
+    float bias = first_bias;
+    float old = first_old;
+    float* to = first_to;
+    if (item != thread) {
+      to = outputs.At(of_place, row);
+      bias = exists && p.bias != nullptr ? p.bias[row] : 0.0f;
+      old = exists && outputs.adds ? *to : 0.0f;
+    }
+    const float* sum = partial +
+                       (item / kTileRows >> token_bits) * params.column_warps * kWarpSums +
+                       of_place * kSumsPitch + item % kTileRows;
+    float y = 0;
+#pragma unroll 1
+    for (int w = 0; w < params.column_warps; w += 8, sum += 8 * kWarpSums) {
+      float more[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        more[i] = w + i < params.column_warps ? sum[i * kWarpSums] : 0.0f;
+      }
+      y += more[0] + more[1] + (more[2] + more[3]) + (more[4] + more[5] + (more[6] + more[7]));
+    }
+    y = fmaf(y, has_norm ? factors[of_place] : 1.0f, bias);
+    // Gate rows of a tile come before its up rows.
+    const float up = __shfl_xor_sync(0xffffffffu, y, 8);
+    if (exists && row < outputs.rows) outputs.Store(to, y, up, old);
   }
   if constexpr (kRoutes) {
     RouteWhenLast(p, p.output, first_token, first_token + tokens, p.arrivals + blockIdx.y);
@@ -641,7 +644,7 @@ struct FewLauncher {
   int warps;  // of a block
 
   template <WeightFormat F, bool kWide>
-  void CutMemory(int slots) {
+  void CutMemory(int held) {
     constexpr int kScaleBytes = !IsQuantized(F) ? 0 : kWide ? 256 : 64;
     const int chunks = params.linear.matrix.chunks;
     const int places = 1 << params.token_bits;
@@ -652,14 +655,15 @@ struct FewLauncher {
       end += RoundedUp(bytes, 16) * 16;
       return begin;
     };
-    take(warps * slots * (LoadsOf(F) * 512 + kScaleBytes));
+    take(warps * held * (LoadsOf(F) * 512 + kScaleBytes));
     layout.operands = take(chunks * places * OperandBytes(F));
     layout.units = take(IsQuantized(F) ? chunks * places * 4 : 0);
     layout.sums = take(IsQuantized(F) ? chunks * (kWide ? 2 : 1) * places * 4 : 0);
     const bool has_norm = params.linear.norm_weight != nullptr;
     layout.norm = take(has_norm ? chunks * kChunkCols * 4 : 0);
-    layout.squares = take(has_norm ? places * params.share * warps * 4 : 0);
-    layout.partial = take(warps * places * kSumsPitch * 4);
+    layout.squares = take(has_norm ? places * kMostWarps * 4 : 0);
+    layout.factors = take(has_norm ? places * 4 : 0);
+    layout.partial = take(warps * kWarpSums * 4);
     layout.total = end;
   }
 
@@ -678,7 +682,7 @@ struct FewLauncher {
       params.column_warps = 1;
       params.warp_chunks = m.chunks;
       for (warps = kMostWarps; warps >= 4; warps /= 2) {
-        CutMemory<F, kWide>(RingOf(F));
+        CutMemory<F, kWide>(kRing * StepOf(F));
         if (params.layout.total <= DeviceSharedBytes()) break;
       }
       warps = std::max(warps, 4);
@@ -690,12 +694,14 @@ struct FewLauncher {
     params.row_warps = std::min(kMostWarps / 2, tiles_per_multiprocessor);
     // One block chooses experts without waiting for others.
     if (routes && m.tiles <= kMostRouterTiles) params.row_warps = m.tiles;
-    const int column_warps = std::min(kMostWarps / params.row_warps, m.chunks);
+    const int helpers = params.linear.norm_weight != nullptr ? 1 : 0;
+    const int column_warps =
+        std::max(1, std::min((kMostWarps - helpers) / params.row_warps, m.chunks));
     params.warp_chunks = RoundedUp(m.chunks, column_warps);
     params.column_warps = RoundedUp(m.chunks, params.warp_chunks);
     const int multiplying = params.row_warps * params.column_warps;
     const int passes = RoundedUp(m.chunks, 8 >> params.token_bits);
-    warps = std::max(multiplying, std::min(kMostWarps, RoundedUp(passes, params.share)));
+    warps = std::max(multiplying, std::min(kMostWarps - helpers, passes)) + helpers;
     const int blocks = RoundedUp(m.tiles, params.row_warps);
     if (routes) return Start<F, kWide, FewWalk::kLoop, true>(blocks);
     if (warps * params.warp_chunks * kUnit <= kMostWeightBytes) {
@@ -707,9 +713,9 @@ struct FewLauncher {
   template <WeightFormat F, bool kWide, FewWalk kWalk, bool kRoutes = false>
   bool Start(int blocks) {
     const auto kernel = FewLinearKernel<F, kWide, kWalk, kRoutes>;
-    const int slots = kWalk == FewWalk::kOnce ? params.warp_chunks : RingOf(F);
+    const int held = kWalk == FewWalk::kOnce ? params.warp_chunks : kRing * StepOf(F);
     for (;; --params.token_bits) {
-      CutMemory<F, kWide>(slots);
+      CutMemory<F, kWide>(held);
       if (params.layout.total <= DeviceSharedBytes()) break;
       if (params.token_bits == 1) return false;
     }
@@ -720,12 +726,10 @@ struct FewLauncher {
             "setting the shared memory of the matrix kernel of few tokens");
     }
     const int groups = RoundedUp(params.linear.tokens, 1 << params.token_bits);
-    LaunchClusters("the matrix kernel of few tokens", kernel,
-                   dim3(static_cast<unsigned>(RoundedUp(blocks, params.share) * params.share),
-                        static_cast<unsigned>(groups)),
-                   dim3(static_cast<unsigned>(warps * 32)),
-                   dim3(static_cast<unsigned>(params.share)),
-                   static_cast<size_t>(params.layout.total), stream, params);
+    Launch("the matrix kernel of few tokens", kernel,
+           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(groups)),
+           dim3(static_cast<unsigned>(warps * 32)), static_cast<size_t>(params.layout.total),
+           stream, params);
     return true;
   }
 };
@@ -736,9 +740,7 @@ bool LaunchFewLinear(const LinearParams& linear, const LinearShape& shape, cudaS
   const PackedMatrix& m = linear.matrix;
   FewLauncher launcher = {};
   launcher.params.linear = linear;
-  launcher.params.share = 1;
   launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
-  launcher.params.first_round = 0;
   launcher.params.triggers_early = TriggersEarly(m);
   launcher.multiprocessors = shape.multiprocessors;
   launcher.stream = stream;
