@@ -72,7 +72,6 @@ struct FewParams {
   int column_warps;
   int warp_chunks;  // of a column warp
   float inverse_cols;
-  bool triggers_early;
 };
 
 // As MmaInteger, for 16 columns.
@@ -402,9 +401,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
   WaitForCopies<kOnce ? 1 : kRing>();
   __syncthreads();
 
-  if (params.triggers_early) PdlTrigger();
   PdlWait();
-  if (!params.triggers_early) PdlTrigger();
+  PdlTrigger();
   const float first_old = finishes && outputs.adds ? *first_to : 0.0f;
   if (warp < preparers) {
     from += static_cast<long long>(p.input_rows == nullptr ? token : p.input_rows[token]) *
@@ -741,7 +739,6 @@ bool LaunchFewLinear(const LinearParams& linear, const LinearShape& shape, cudaS
   FewLauncher launcher = {};
   launcher.params.linear = linear;
   launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
-  launcher.params.triggers_early = TriggersEarly(m);
   launcher.multiprocessors = shape.multiprocessors;
   launcher.stream = stream;
   const bool wide = m.scale_format == ScaleFormat::kWide;

@@ -27,7 +27,7 @@ uint16_t ToBf16(float x) {
   std::memcpy(&bits, &x, sizeof(bits));
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-// Numbers that all three formats hold: multiples of 1/64 up to 2.
+// Numbers that all three formats hold: multiples of 1/64 up to 4.
 float Coarse(float x) { return std::round(x * 64) / 64; }
 // Of such a number.
 uint16_t ToF16(float x) {
@@ -123,6 +123,7 @@ class Matrices {
       std::vector<unsigned char> packed(row_bytes, 0);
       float scale = 0;
       float bias = 0;
+      const int levels = 1 << format.bits;
       for (int col = 0; col < view.cols; ++col) {
         if (format.bits == 0) {
           const float weight = Coarse(numbers.Next());
@@ -131,12 +132,13 @@ class Matrices {
           continue;
         }
         if (col % format.group_size == 0) {
-          scale = Coarse(0.25f + 0.2f * numbers.Next());
-          bias = Coarse(-1 + numbers.Next());
+          // Weights are about as often positive as negative: sums of all of one sign would leave
+          // nothing of gated products.
+          scale = Coarse(0.25f + 0.2f * numbers.Next()) * 16 / static_cast<float>(levels);
+          bias = Coarse(0.3f * numbers.Next() - scale * static_cast<float>(levels - 1) / 2);
           Append(scales, scale, format.store);
           Append(biases, bias, format.store);
         }
-        const int levels = 1 << format.bits;
         const int q = std::min(
             levels - 1, static_cast<int>((numbers.Next() + 1) / 2 * static_cast<float>(levels)));
         values_.push_back(static_cast<double>(scale) * q + bias);

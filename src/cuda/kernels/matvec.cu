@@ -502,7 +502,11 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
   const PackedMatrix& m = linear.matrix;
   Launcher launcher = {};
   launcher.params.linear = linear;
-  launcher.params.triggers_early = TriggersEarly(m);
+  // What the next kernel loads first would compete with the weights of a large matrix.
+  constexpr int64_t kSmallQuantized = 4 << 20;
+  constexpr int64_t kSmallDense = 8 << 20;
+  launcher.params.triggers_early = m.data_stride * int64_t{sizeof(uint4)} <
+                                   (IsQuantized(m.format) ? kSmallQuantized : kSmallDense);
   launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
   launcher.grid_y = 1;
   launcher.multiprocessors = shape.multiprocessors;
@@ -545,13 +549,6 @@ bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared) {
          experts.interleaved == shared.interleaved && experts.cols % 4 == 0 &&
          shared.cols % 4 == 0 &&
          (experts.interleaved ? experts.cols == shared.cols : experts.rows == shared.rows);
-}
-
-bool TriggersEarly(const PackedMatrix& matrix) {
-  constexpr int64_t kSmallQuantized = 4 << 20;
-  constexpr int64_t kSmallDense = 8 << 20;
-  return matrix.data_stride * int64_t{sizeof(uint4)} <
-         (IsQuantized(matrix.format) ? kSmallQuantized : kSmallDense);
 }
 
 void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Experts kind,

@@ -12,10 +12,6 @@ enum class Experts;
 // Most tokens that one launch takes, experts aside (each of whose blocks has one token).
 inline constexpr int kMostMatvecTokens = 1;
 
-// Whether a matrix is so small that the next kernel may begin while it is read. What that loads
-// first would compete with the weights of a large one.
-bool TriggersEarly(const PackedMatrix& matrix);
-
 // As LaunchLinear, LaunchExpertGateUp and LaunchExpertDown; `experts` is null for the first. The
 // matrix must have a multiple of four columns, and the input's rows begin on 16-byte boundaries.
 void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Experts kind,
