@@ -198,6 +198,7 @@ class Binder {
 
   std::vector<float> BindVector(const VectorRef& ref) {
     std::vector<float> values;
+    int64_t channels = 0;
     for (const VectorPart& part : ref.parts) {
       const TensorView& tensor = Get(part.tensor, "of shape " + ShapeString(part.shapes.front()));
       CheckFloat(tensor);
@@ -210,13 +211,15 @@ class Binder {
       for (int64_t i = 0; i < count; ++i) {
         values.push_back(LoadFloat(tensor.bytes.data(), tensor.dtype, static_cast<size_t>(i)));
       }
-      if (ref.transform == VectorTransform::kConvTimeMajor) {
-        // [channels, 1, taps] and [channels, taps, 1] are the same bytes.
-        values = Transposed(values, tensor.shape.front());
-      }
+      if (!tensor.shape.empty()) channels += tensor.shape.front();
       if (ref.transform == VectorTransform::kNegativeExpTransposed) {
         values = Transposed(values, tensor.shape.front());
       }
+    }
+    if (ref.transform == VectorTransform::kConvTimeMajor) {
+      // [channels, 1, taps] and [channels, taps, 1] are the same bytes, and below each other the
+      // parts are one such tensor.
+      values = Transposed(values, channels);
     }
     for (float& value : values) {
       if (ref.transform == VectorTransform::kNegativeExp ||

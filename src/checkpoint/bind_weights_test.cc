@@ -213,6 +213,20 @@ TEST_F(BindTest, ADecayPerStateRowIsTransposed) {
   EXPECT_EQ(bound->vectors[0], expected);
 }
 
+// Two and one channels of two taps, side by side.
+TEST_F(BindTest, ConvolutionsOfSeveralTensorsAreJoined) {
+  directory_.Write("config.json", "{}");
+  WriteTensors(directory_.path() / "model.safetensors",
+               {TestTensor::Float("q", {2, 1, 2}, 0, 1), TestTensor::Float("v", {1, 2, 1}, 10, 1)});
+  Plan plan;
+  plan.family = "test";
+  plan.AddVector({"conv",
+                  {{"q", {{2, 1, 2}, {2, 2, 1}}}, {"v", {{1, 1, 2}, {1, 2, 1}}}},
+                  VectorTransform::kConvTimeMajor});
+  const auto bound = BindWeights(WeightStore::Open(directory_.path()), plan);
+  EXPECT_EQ(bound->vectors[0], (std::vector<float>{0, 2, 10, 1, 3, 11}));
+}
+
 TEST_F(BindTest, ValuesThatOverflowInTheTransformAreRefused) {
   std::vector<TestTensor> tensors = SmallTensors();
   tensors[4] = TestTensor::Float("A_log", {2}, 1000, 1);

@@ -43,8 +43,9 @@ enum class Role { kNorm, kTimeStepBias, kSkip, kDecay, kConv, kBias };
 std::unordered_map<VectorId, Role> VectorRoles(const Plan& plan) {
   std::unordered_map<VectorId, Role> roles;
   roles[plan.final_norm.weight] = Role::kNorm;
+  if (plan.embedding_norm) roles[plan.embedding_norm->weight] = Role::kNorm;
   for (const Block& block : plan.blocks) {
-    roles[block.pre_norm.weight] = Role::kNorm;
+    if (block.has_pre_norm) roles[block.pre_norm.weight] = Role::kNorm;
     if (block.post_norm) roles[block.post_norm->weight] = Role::kNorm;
     for (const Mixer& mixer : block.mixers) {
       if (const Mamba2* mamba = std::get_if<Mamba2>(&mixer)) {
@@ -61,6 +62,17 @@ std::unordered_map<VectorId, Role> VectorRoles(const Plan& plan) {
         }
       } else if (const ShortConv* conv = std::get_if<ShortConv>(&mixer)) {
         roles[conv->conv_weight] = Role::kConv;
+      }
+      if (const RgLru* lru = std::get_if<RgLru>(&mixer)) roles[lru->conv_weight] = Role::kConv;
+      if (const Rwkv7* rwkv = std::get_if<Rwkv7>(&mixer)) {
+        roles[rwkv->norm.weight] = Role::kNorm;
+        roles[rwkv->key_scale] = Role::kNorm;
+      }
+      if (const GatedDelta* delta = std::get_if<GatedDelta>(&mixer)) {
+        roles[delta->dt_bias] = Role::kTimeStepBias;
+        roles[delta->a] = Role::kDecay;
+        roles[delta->conv_weight] = Role::kConv;
+        roles[delta->norm.weight] = Role::kNorm;
       }
       if (const Mamba1* mamba = std::get_if<Mamba1>(&mixer)) {
         roles[mamba->dt_proj.bias] = Role::kTimeStepBias;

@@ -9,12 +9,14 @@
 #include "core/thread_pool.h"
 #include "cpu/attention_kernel.h"
 #include "cpu/causal_conv.h"
+#include "cpu/delta_rule.h"
 #include "cpu/elementwise.h"
 #include "cpu/linear.h"
 #include "cpu/loaded_weights.h"
 #include "cpu/mamba1_kernel.h"
 #include "cpu/mamba2_kernel.h"
 #include "cpu/moe.h"
+#include "cpu/rg_lru_kernel.h"
 #include "cpu/simd_target.h"
 #include "program/batch_checks.h"
 #include "program/host_executor.h"
@@ -163,7 +165,8 @@ class CpuExecutor : public HostExecutor {
     return id == kNoId ? nullptr : program_.weights->vectors[static_cast<size_t>(id)].data();
   }
   InputNorm Norm(const std::optional<RmsNorm>& norm) const {
-    return norm ? InputNorm{Vector(norm->weight), norm->groups, norm->eps} : InputNorm{};
+    if (!norm) return {};
+    return {Vector(norm->weight), norm->groups, norm->eps, norm->centered, Vector(norm->bias)};
   }
 
   // One factor per row, as the kernels read them.
@@ -192,13 +195,15 @@ class CpuExecutor : public HostExecutor {
         float* row = out + t * matrix.cols;
         DequantizeLoadedRow(matrix, tokens_[static_cast<size_t>(t)], row);
         for (int64_t k = 0; k < matrix.cols; ++k) row[k] *= op.scale;
+        if (op.norm) NormRow(Norm(op.norm), row, matrix.cols, row);
       }
     });
   }
 
   void Run(const LinearOp& op) {
     const LoadedMatrix& matrix = weights_.matrix(op.linear.weight);
-    const float* x = Values(op.input);
+    const bool sliced = op.input_begin != -1;
+    const float* x = Values(op.input) + (sliced ? op.input_begin : 0);
     const bool gated = op.epilogue == Epilogue::kGated;
     const bool activates = gated || op.epilogue == Epilogue::kActivate;
     int64_t tokens = rows();
@@ -220,7 +225,8 @@ class CpuExecutor : public HostExecutor {
       job.output.data = Values(op.output);
     }
     if (tokens == 0) return;
-    input_.Prepare(x, matrix.cols, tokens, Norm(op.norm), matrix, quantize_, pool_);
+    input_.Prepare(x, sliced ? Width(op.input) : matrix.cols, tokens, Norm(op.norm), matrix,
+                   quantize_, pool_);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
     if (activates) {
       const int64_t width = gated ? matrix.rows / 2 : matrix.rows;
@@ -389,16 +395,17 @@ class CpuExecutor : public HostExecutor {
   void Run(const CausalConvOp& op) {
     const CausalConvWeights weights{&op, Vector(op.weight), Vector(op.bias)};
     // For a token or two the arithmetic is over before another thread has begun.
-    ForChannelBlocks(op.channels, rows() >= 4, [&](const Span& span, int64_t begin, int64_t end) {
-      CausalConvRun run;
-      run.tokens = span.tokens;
-      run.input_stride = Width(op.input);
-      run.input = Values(op.input) + span.row * run.input_stride;
-      run.window = state_.Recurrent(span.sequence, op.conv_state);
-      run.output_stride = Width(op.output);
-      run.output = Values(op.output) + span.row * run.output_stride;
-      CausalConv(weights, run, begin, end);
-    });
+    ForChannelBlocks(op.channels, rows() >= 4,
+                     [&](const Span& span, int64_t begin, int64_t end, int) {
+                       CausalConvRun run;
+                       run.tokens = span.tokens;
+                       run.input_stride = Width(op.input);
+                       run.input = Values(op.input) + span.row * run.input_stride;
+                       run.window = state_.Recurrent(span.sequence, op.conv_state);
+                       run.output_stride = Width(op.output);
+                       run.output = Values(op.output) + span.row * run.output_stride;
+                       CausalConv(weights, run, begin, end);
+                     });
   }
 
   void Run(const Mamba1ScanOp& op) {
@@ -417,7 +424,7 @@ class CpuExecutor : public HostExecutor {
       selected = normed;
     }
     float* dt = ProjectSteps(m.dt_proj, selected, stride);
-    ForChannelBlocks(m.inner, true, [&](const Span& span, int64_t begin, int64_t end) {
+    ForChannelBlocks(m.inner, true, [&](const Span& span, int64_t begin, int64_t end, int) {
       Mamba1Run run;
       run.inner = m.inner;
       run.d_state = m.d_state;
@@ -438,6 +445,111 @@ class CpuExecutor : public HostExecutor {
     });
   }
 
+  void Run(const TokenShiftOp& op) {
+    const int64_t width = Width(op.input);
+    const InputNorm norm = Norm(op.norm);
+    float* y = normed_.Get(static_cast<size_t>(rows() * width));
+    pool_.ParallelFor(rows(), 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float* x = Values(op.input) + t * width;
+        if (op.norm) {
+          NormRow(norm, x, width, y + t * width);
+        } else {
+          std::copy(x, x + width, y + t * width);
+        }
+      }
+    });
+    for (const Span& span : spans_) {
+      float* state = state_.Recurrent(span.sequence, op.state);
+      pool_.ParallelFor(span.tokens, 8, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = span.row + begin; t < span.row + end; ++t) {
+          TokenShiftRow(y + t * width, t == span.row ? state : y + (t - 1) * width, Vector(op.mix),
+                        op.parts, width, Values(op.output) + t * op.parts * width);
+        }
+      });
+      const float* last = y + (span.row + span.tokens - 1) * width;
+      std::copy(last, last + width, state);
+    }
+  }
+
+  void Run(const RgLruOp& op) {
+    const RgLru& m = op.mixer;
+    lru_scratch_.resize(static_cast<size_t>(pool_.threads()));
+    for (Scratch<float>& scratch : lru_scratch_) {
+      scratch.Get(static_cast<size_t>(RgLruScratch(m.block())));
+    }
+    const int64_t stride = Width(op.projected);
+    ForChannelBlocks(m.width, true, [&](const Span& span, int64_t begin, int64_t end, int thread) {
+      RgLruRun run;
+      run.width = m.width;
+      run.block = m.block();
+      run.input_weight = Vector(m.input_weight);
+      run.input_bias = Vector(m.input_bias);
+      run.recurrent_weight = Vector(m.recurrent_weight);
+      run.recurrent_bias = Vector(m.recurrent_bias);
+      run.decay = Vector(m.decay);
+      run.decay_scale = m.decay_scale;
+      run.tokens = span.tokens;
+      run.starts = span.position == 0;
+      run.x = Values(op.convolved) + span.row * m.width;
+      run.state = state_.Recurrent(span.sequence, op.state);
+      run.output_stride = m.width;
+      run.output = Values(op.output) + span.row * m.width;
+      RgLruScan(run, begin, end, lru_scratch_[static_cast<size_t>(thread)].data());
+      for (int64_t t = span.row; t < span.row + span.tokens; ++t) {
+        float* out = Values(op.output) + t * m.width + begin;
+        ActivateRow(m.gate_activation, Values(op.projected) + t * stride + m.width + begin, out,
+                    end - begin, out);
+      }
+    });
+  }
+
+  void Run(const Rwkv7Op& op) {
+    const Rwkv7& m = op.mixer;
+    Rwkv7Inputs inputs;
+    inputs.mixer = &m;
+    inputs.vectors = {Vector(m.key_scale), Vector(m.key_rate), Vector(m.bonus),
+                      Vector(m.norm.weight), Vector(m.norm.bias)};
+    inputs.rows = {Values(op.r),    Values(op.k),    Values(op.v), Values(op.decay),
+                   Values(op.rate), Values(op.gate), nullptr,      nullptr};
+    if (m.value_mix) {
+      inputs.rows.value_mix = Values(op.value_mix);
+      inputs.rows.first_value = Values(op.first_value);
+    }
+    SetDeltaSpans(op.state);
+    delta_rule_.Run(pool_, inputs, rows(), delta_spans_, Values(op.output));
+  }
+
+  // The states of the slice's sequences, of an op with one matrix per head.
+  void SetDeltaSpans(int state) {
+    delta_spans_.clear();
+    for (const Span& span : spans_) {
+      delta_spans_.push_back({span.row, span.tokens, state_.Recurrent(span.sequence, state)});
+    }
+  }
+
+  void Run(const GatedDeltaOp& op) {
+    const GatedDelta& m = op.mixer;
+    GatedDeltaInputs inputs;
+    inputs.mixer = &m;
+    inputs.a = Vector(m.a);
+    inputs.dt_bias = Vector(m.dt_bias);
+    inputs.qkv = Values(op.convolved);
+    inputs.qkv_stride = Width(op.convolved);
+    inputs.beta = Values(op.projected) + m.conv_channels();
+    inputs.beta_stride = Width(op.projected);
+    inputs.decay = m.decay_proj ? Values(op.decay) : inputs.beta + m.value_heads;
+    inputs.decay_stride = Width(m.decay_proj ? op.decay : op.projected);
+    GatedDeltaOutput output;
+    output.norm = Vector(m.norm.weight);
+    output.gate = m.gate_proj ? Values(op.gate)
+                              : inputs.beta + m.value_heads + (m.decay_proj ? 0 : m.decay_rows());
+    output.gate_stride = Width(m.gate_proj ? op.gate : op.projected);
+    output.values = Values(op.output);
+    SetDeltaSpans(op.state);
+    delta_rule_.Run(pool_, inputs, rows(), delta_spans_, output);
+  }
+
   // The time steps of all rows, before softplus, from low-rank ones `stride` apart. Always with f32
   // activations: it is a small matrix, and what comes of it goes through two exponentials into
   // everything the state remembers.
@@ -454,17 +566,17 @@ class CpuExecutor : public HostExecutor {
     return job.output.data;
   }
 
-  // Runs work(span, begin, end) for blocks of channels of every span of the slice, on several
-  // threads or one.
+  // Runs work(span, begin, end, thread) for blocks of channels of every span of the slice, on
+  // several threads or one.
   template <class Work>
   void ForChannelBlocks(int64_t channels, bool spread, const Work& work) {
     const int64_t blocks = (channels + kChannelBlock - 1) / kChannelBlock;
     const int64_t tasks = static_cast<int64_t>(spans_.size()) * blocks;
-    pool_.ParallelFor(tasks, spread ? 1 : tasks, [&](int64_t begin, int64_t end, int) {
+    pool_.ParallelFor(tasks, spread ? 1 : tasks, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t first = i % blocks * kChannelBlock;
         work(spans_[static_cast<size_t>(i / blocks)], first,
-             std::min(first + kChannelBlock, channels));
+             std::min(first + kChannelBlock, channels), thread);
       }
     });
   }
@@ -538,6 +650,15 @@ class CpuExecutor : public HostExecutor {
                                  attention_scratch_[static_cast<size_t>(thread)]);
                         }
                       });
+    if (m.output_gate) {
+      pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; ++t) {
+          const float* gate = Values(op.input) + t * stride + q_width + 2 * kv_width;
+          float* out = Values(op.output) + t * q_width;
+          ActivateRow(Activation::kSigmoid, gate, out, q_width, out);
+        }
+      });
+    }
   }
 
   // q | k of all rows after their norms (and, when that comes first, the rotation).
@@ -662,6 +783,9 @@ class CpuExecutor : public HostExecutor {
   Scratch<float> router_scores_;
   std::vector<RopeCache> ropes_;
   MoeRunner moe_;
+  std::vector<DeltaSpan> delta_spans_;
+  DeltaRuleRunner delta_rule_;
+  std::vector<Scratch<float>> lru_scratch_;  // per thread
 };
 
 }  // namespace

@@ -12,6 +12,15 @@ namespace adder {
 void RmsNormRow(const float* x, const float* weight, int64_t size, int64_t groups, float eps,
                 float* out);
 
+// out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias. x and out may be the
+// same.
+void LayerNormRow(const float* x, const float* weight, const float* bias, int64_t size, float eps,
+                  float* out);
+
+// out[p] = y + mix[p] * (previous - y) for each of `parts` rows of `size`.
+void TokenShiftRow(const float* y, const float* previous, const float* mix, int64_t parts,
+                   int64_t size, float* out);
+
 // out[i] = activation(gate[i]) * up[i], or without `up` (none) activation(gate[i]).
 void ActivateRow(Activation activation, const float* gate, const float* up, int64_t size,
                  float* out);

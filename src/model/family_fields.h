@@ -67,6 +67,9 @@ Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden,
 // family.
 Mamba2 ReadMamba2Sizes(const JsonObject& config, int64_t hidden);
 
+// Which layers have experts: every decoder_sparse_step-th but those in mlp_only_layers.
+std::vector<bool> ReadSparseLayers(const JsonObject& config, int64_t layers);
+
 // The value of a field that must be `expected` because other values are not implemented. A missing
 // field passes.
 void RequireBool(const JsonObject& config, std::string_view key, bool expected);
@@ -87,6 +90,10 @@ bool ReadTied(const JsonObject& config, FieldNames keys, const TensorNames& name
 std::string LabelOf(const std::string& prefix);
 
 RmsNorm AddNorm(Plan& plan, const std::string& prefix, int64_t size, float eps);
+
+// Makes the norms of all blocks, of q and k, and the final one such that are stored as w with
+// (1 + w) applied.
+void AddOneToNorms(Plan& plan);
 
 // One module PREFIX.weight [rows, cols] with PREFIX.bias when `bias`.
 Linear AddLinear(Plan& plan, const std::string& prefix, int64_t rows, int64_t cols, bool bias);
@@ -136,6 +143,7 @@ DenseMlp AddFusedMlp(Plan& plan, const std::string& prefix, int64_t intermediate
 struct ExpertModules {
   std::string prefix;
   bool stacked = false;
+  bool bare_names = false;  // tensors are named PREFIX.NAME, without .weight
   std::vector<std::string> inputs;
   std::string down;
 };

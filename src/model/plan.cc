@@ -55,6 +55,9 @@ std::string MixerName(const Mixer& mixer) {
     std::string operator()(const Mamba2&) const { return "Mamba2"; }
     std::string operator()(const Mamba1&) const { return "Mamba1"; }
     std::string operator()(const ShortConv&) const { return "ShortConv"; }
+    std::string operator()(const GatedDelta&) const { return "GatedDelta"; }
+    std::string operator()(const RgLru&) const { return "RgLru"; }
+    std::string operator()(const Rwkv7&) const { return "Rwkv7"; }
     std::string operator()(const DenseMlp&) const { return "DenseMlp"; }
     std::string operator()(const MoeMlp&) const { return "MoeMlp"; }
   };
@@ -71,6 +74,10 @@ std::string ActivationName(Activation activation) {
       return "gelu_tanh";
     case Activation::kRelu2:
       return "relu2";
+    case Activation::kSigmoid:
+      return "sigmoid";
+    case Activation::kTanh:
+      return "tanh";
   }
   return "unknown";
 }

@@ -61,7 +61,9 @@ enum class VectorTransform {
   kNegativeExp,            // a = -exp(A_log)
   kNegativeExpTransposed,  // the same, of A_log [channels, d_state] -> [d_state, channels]
   kPlusOne,                // norms stored as w with (1 + w) applied
-  kConvTimeMajor,  // conv weight [channels, 1, taps] or [channels, taps, 1] -> [taps, channels]
+  // conv weight [channels, 1, taps] or [channels, taps, 1] -> [taps, channels]; the channels of
+  // several parts lie side by side
+  kConvTimeMajor,
 };
 
 // A small float tensor (norm weight, bias, conv weight, ...), loaded as f32. Several parts are
@@ -95,10 +97,13 @@ struct Linear {
 };
 
 // y = x / sqrt(mean(x^2) + eps) * w, the mean taken over each of `groups` equal parts of x.
+// Centered (a layer norm): the part's mean is taken off x first, and `bias` added to y.
 struct RmsNorm {
   VectorId weight = kNoId;  // where a mixer says so, kNoId: w = 1
   float eps = 1e-5f;
   int64_t groups = 1;
+  bool centered = false;
+  VectorId bias = kNoId;  // with `centered`
 
   bool operator==(const RmsNorm&) const = default;
 };
@@ -108,6 +113,8 @@ enum class Activation {
   kGelu,      // x Phi(x), Phi being the normal distribution's cumulative function
   kGeluTanh,  // its approximation x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))
   kRelu2,     // max(x, 0)^2
+  kSigmoid,   // 1 / (1 + exp(-x))
+  kTanh,
 };
 
 // Rotary position embedding of the first `rotary_dim` elements of each head, in the half-split
@@ -121,7 +128,9 @@ struct Rope {
 };
 
 // Causal grouped-query attention. qkv rows: q [heads * head_dim] | k [kv_heads * head_dim] |
-// v [kv_heads * head_dim]. State: keys and values of every position (truncatable).
+// v [kv_heads * head_dim], and with an output_gate gate [heads * head_dim]: what is attended is
+// multiplied by sigmoid(gate) before `output`. State: keys and values of every position
+// (truncatable).
 struct Attention {
   int64_t heads = 0;
   int64_t kv_heads = 0;
@@ -133,8 +142,11 @@ struct Attention {
   std::optional<RmsNorm> q_norm;
   std::optional<RmsNorm> k_norm;
   bool qk_norm_after_rope = false;  // else the norms come before the rotation
+  bool output_gate = false;
   Linear qkv;
   Linear output;
+
+  int64_t qkv_rows() const { return (heads + 2 * kv_heads + (output_gate ? heads : 0)) * head_dim; }
 };
 
 // Mamba-2 (Dao & Gu, "Transformers are SSMs", arXiv:2405.21060). in_proj rows: z [inner] | x
@@ -234,6 +246,118 @@ struct Mamba1 {
   int64_t x_proj_rows() const { return dt_rank + 2 * d_state; }
 };
 
+// up(down x), or with an activation up(act(down x)).
+struct LowRank {
+  Linear down;
+  Linear up;
+  std::optional<Activation> activation = std::nullopt;
+};
+
+// Gated delta rule (Yang et al., "Gated Delta Networks", arXiv:2412.06464); with a decay per
+// channel of the key it is Kimi Delta Attention (arXiv:2510.26692). in_proj rows: q [key_heads *
+// key_dim] | k [key_heads * key_dim] | v [value_heads * value_dim] | b [value_heads], then a
+// [decay_rows()] if there is no decay_proj, then z [value_heads * value_dim] if there is no
+// gate_proj. The causal depthwise convolution runs over q | k | v and is followed by SiLU. Per
+// value head, whose key head is head / (value_heads / key_heads):
+//   q    = query_scale * q / sqrt(sum of q^2 + qk_eps), k likewise without query_scale
+//   g    = exp(a_head * softplus(a + dt_bias))       (one per head, or per channel of the key)
+//   beta = beta_scale * sigmoid(b)
+//   S    = g S;  S = S + k (beta (v - S^T k))^T      (S: [key_dim, value_dim])
+//   y    = S^T q
+// then the norm of each head's y, times gate_activation(z), and out_proj; decay_proj x and
+// gate_proj x stand for a and z where they are given. State: the last d_conv - 1 inputs of the
+// convolution and S (restorable only).
+struct GatedDelta {
+  int64_t key_heads = 0;
+  int64_t value_heads = 0;
+  int64_t key_dim = 0;    // of a head
+  int64_t value_dim = 0;  // of a head
+  int64_t d_conv = 0;
+  bool decay_per_channel = false;
+  float qk_eps = 1e-6f;
+  float query_scale = 1;
+  float beta_scale = 1;
+  Activation gate_activation = Activation::kSilu;
+  Linear in_proj;
+  VectorId conv_weight = kNoId;  // [d_conv, conv_channels()], time-major
+  VectorId conv_bias = kNoId;    // optional
+  std::optional<LowRank> decay_proj;
+  std::optional<LowRank> gate_proj;
+  VectorId dt_bias = kNoId;  // [decay_rows()]
+  VectorId a = kNoId;        // [value_heads], negative
+  RmsNorm norm;              // [value_dim]
+  Linear out_proj;
+
+  int64_t keys() const { return key_heads * key_dim; }
+  int64_t values() const { return value_heads * value_dim; }
+  int64_t conv_channels() const { return 2 * keys() + values(); }
+  int64_t decay_rows() const { return value_heads * (decay_per_channel ? key_dim : 1); }
+  int64_t in_proj_rows() const {
+    return conv_channels() + value_heads + (decay_proj ? 0 : decay_rows()) +
+           (gate_proj ? 0 : values());
+  }
+};
+
+// The real-gated linear recurrent unit (De et al., "Griffin", arXiv:2402.19427). in_proj rows: x
+// [width] | y [width]. The causal depthwise convolution runs over x, without an activation. Per
+// channel, of a head of width / heads channels:
+//   i = sigmoid(input_weight x + input_bias), r = sigmoid(recurrent_weight x + recurrent_bias)
+//   a = exp(-decay_scale * r * softplus(decay))
+//   h = a h + sqrt(1 - a^2) * i * x, for the sequence's first token h = i * x
+// where the weights multiply the head's channels of x. Then h * gate_activation(y) and out_proj.
+// State: the last d_conv - 1 inputs of the convolution and h (restorable only).
+struct RgLru {
+  int64_t width = 0;
+  int64_t heads = 0;
+  int64_t d_conv = 0;
+  float decay_scale = 8;
+  Activation gate_activation = Activation::kGeluTanh;
+  Linear in_proj;
+  VectorId conv_weight = kNoId;       // [d_conv, width], time-major
+  VectorId conv_bias = kNoId;         // optional
+  VectorId input_weight = kNoId;      // [heads, block(), block()], inputs first
+  VectorId input_bias = kNoId;        // [width]
+  VectorId recurrent_weight = kNoId;  // as input_weight
+  VectorId recurrent_bias = kNoId;    // [width]
+  VectorId decay = kNoId;             // [width]
+  Linear out_proj;
+
+  int64_t block() const { return width / heads; }
+};
+
+// RWKV-7 (Peng et al., arXiv:2503.14456). Each projection reads its own mixture of this token's
+// input and the previous one's: x + shift_mix_p * (previous x - x), p being r, k, v, decay, rate,
+// gate in this order (of a sequence's first token the previous x is 0). With value_mix, which reads
+// what v reads:
+//   v = v + sigmoid(value_mix) * (v of the plan's first such mixer - v)
+// Then per head, S being [head_dim, head_dim] with one row per channel of the key:
+//   kappa = key_scale * k, of length 1; alpha = sigmoid(rate)
+//   k = k * (1 + (alpha - 1) * key_rate)
+//   S = exp(-exp(-1/2) * sigmoid(decay)) S + (alpha * kappa) (-S^T kappa)^T + k v^T
+//   y = norm(S^T r) + (r . (bonus * k)) v
+// times gate, and output. State: the previous x and S (restorable only).
+inline constexpr float kRwkv7DecayScale = 0.60653066f;  // exp(-1/2)
+inline constexpr float kRwkv7ShortestKey = 1e-7f;       // shorter ones are divided by it
+struct Rwkv7 {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  VectorId shift_mix = kNoId;  // [6, hidden]
+  Linear r;
+  Linear k;
+  Linear v;
+  LowRank decay;
+  LowRank rate;
+  LowRank gate;
+  std::optional<LowRank> value_mix;
+  VectorId key_scale = kNoId;  // [inner()], as the next two
+  VectorId key_rate = kNoId;
+  VectorId bonus = kNoId;
+  RmsNorm norm;  // [inner()], centered, one group per head
+  Linear output;
+
+  int64_t inner() const { return heads * head_dim; }
+};
+
 // down(act(gate x) * up x). gate_up rows: gate [intermediate] | up [intermediate]. Not `gated`:
 // down(act(up x)), gate_up rows being up [intermediate] alone.
 struct DenseMlp {
@@ -245,6 +369,9 @@ struct DenseMlp {
   // [1, hidden], optional: the output is multiplied by sigmoid(output_gate x). `down` then has no
   // bias.
   Linear output_gate;
+  // [hidden], optional: gate_up reads x + shift_mix * (previous token's x - x), of a sequence's
+  // first token the previous x being 0. State: the previous x (restorable only).
+  VectorId shift_mix = kNoId;
 };
 
 enum class RouterScores { kSoftmax, kSigmoid };
@@ -285,16 +412,23 @@ struct MoeMlp {
   std::vector<MatrixId> down;     // per expert
 };
 
-using Mixer = std::variant<Attention, Mamba2, Mamba1, ShortConv, DenseMlp, MoeMlp>;
+using Mixer =
+    std::variant<Attention, Mamba2, Mamba1, ShortConv, GatedDelta, RgLru, Rwkv7, DenseMlp, MoeMlp>;
 
 // x += residual_scale * sum of mixers(pre_norm(x)). With a post_norm, which blocks of one mixer
-// other than MoeMlp may have: x += residual_scale * post_norm(mixer(pre_norm(x))).
+// other than MoeMlp may have: x += residual_scale * post_norm(mixer(pre_norm(x))). Without
+// has_pre_norm the mixers read x itself, and pre_norm has no weight.
 struct Block {
   int64_t layer = 0;  // layer number of the checkpoint; a layer may be several blocks
   RmsNorm pre_norm;
   std::vector<Mixer> mixers;
   float residual_scale = 1;
   std::optional<RmsNorm> post_norm = std::nullopt;
+  bool has_pre_norm = true;
+
+  std::optional<RmsNorm> norm_before() const {
+    return has_pre_norm ? std::optional<RmsNorm>(pre_norm) : std::nullopt;
+  }
 };
 
 struct Plan {
@@ -308,6 +442,7 @@ struct Plan {
 
   MatrixId embedding = kNoId;  // [vocab, hidden]
   float embedding_scale = 1;   // multiplies the embedding
+  std::optional<RmsNorm> embedding_norm;
   std::vector<Block> blocks;
   RmsNorm final_norm;
   Linear head;             // [vocab, hidden]; the same MatrixId as the embedding when tied
@@ -334,10 +469,11 @@ void ValidatePlan(const Plan& plan);
 // Parameters of the plan (every matrix once, tied weights once).
 int64_t ParameterCount(const Plan& plan);
 
-// "Attention", "Mamba2", "Mamba1", "ShortConv", "DenseMlp", "MoeMlp".
+// "Attention", "Mamba2", "Mamba1", "ShortConv", "GatedDelta", "RgLru", "Rwkv7",
+// "DenseMlp", "MoeMlp".
 std::string MixerName(const Mixer& mixer);
 
-// "silu", "gelu", "gelu_tanh", "relu2".
+// "silu", "gelu", "gelu_tanh", "relu2", "sigmoid", "tanh".
 std::string ActivationName(Activation activation);
 
 // A text for people: one line per block with every field.

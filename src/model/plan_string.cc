@@ -21,7 +21,7 @@ class PlanPrinter {
       out_ << "unlimited\n";
     }
     out_ << "  embedding: " << MatrixText(plan_.embedding) << " scale=" << plan_.embedding_scale
-         << "\n";
+         << (plan_.embedding_norm ? Concat(" norm=", NormText(*plan_.embedding_norm)) : "") << "\n";
     for (size_t i = 0; i < plan_.blocks.size(); ++i) PrintBlock(i);
     out_ << "  final_norm: " << NormText(plan_.final_norm) << "\n";
     const bool tied = plan_.head.weight == plan_.embedding;
@@ -46,7 +46,7 @@ class PlanPrinter {
     return text;
   }
   static std::string NormText(const RmsNorm& norm) {
-    std::string text = Concat("rms(eps=", norm.eps);
+    std::string text = Concat(norm.centered ? "layer(eps=" : "rms(eps=", norm.eps);
     if (norm.groups != 1) text += Concat(",groups=", norm.groups);
     return text + ")";
   }
@@ -71,7 +71,8 @@ class PlanPrinter {
 
   void PrintBlock(size_t index) {
     const Block& block = plan_.blocks[index];
-    out_ << "  block " << index << " layer " << block.layer << ": " << NormText(block.pre_norm);
+    out_ << "  block " << index << " layer " << block.layer << ": "
+         << NormText(block.norm_before());
     const char* separator = " -> ";
     for (const Mixer& mixer : block.mixers) {
       out_ << separator << MixerName(mixer) << "(";
@@ -95,6 +96,7 @@ class PlanPrinter {
     if (mixer.q_norm) out_ << " q_norm=" << NormText(*mixer.q_norm);
     if (mixer.k_norm) out_ << " k_norm=" << NormText(*mixer.k_norm);
     if (mixer.qk_norm_after_rope) out_ << " qk_norm_after_rope";
+    if (mixer.output_gate) out_ << " output_gate";
     out_ << " qkv=" << LinearText(mixer.qkv) << " output=" << LinearText(mixer.output);
   }
 
@@ -134,6 +136,44 @@ class PlanPrinter {
          << " out_proj=" << LinearText(mixer.out_proj);
   }
 
+  std::string LowRankText(const LowRank& low_rank) const {
+    return Concat(LinearText(low_rank.up), "<-",
+                  low_rank.activation ? ActivationName(*low_rank.activation) + "<-" : std::string(),
+                  LinearText(low_rank.down));
+  }
+
+  void Print(const RgLru& mixer) {
+    out_ << "width=" << mixer.width << " heads=" << mixer.heads << " d_conv=" << mixer.d_conv
+         << (mixer.conv_bias != kNoId ? "+bias" : "") << " decay_scale=" << mixer.decay_scale
+         << " in_proj=" << LinearText(mixer.in_proj)
+         << " gate=" << ActivationName(mixer.gate_activation)
+         << " out_proj=" << LinearText(mixer.out_proj);
+  }
+
+  void Print(const Rwkv7& mixer) {
+    out_ << "heads=" << mixer.heads << " head_dim=" << mixer.head_dim
+         << " r=" << LinearText(mixer.r) << " k=" << LinearText(mixer.k)
+         << " v=" << LinearText(mixer.v) << " decay=" << LowRankText(mixer.decay)
+         << " rate=" << LowRankText(mixer.rate) << " gate=" << LowRankText(mixer.gate)
+         << (mixer.value_mix ? " value_mix=" + LowRankText(*mixer.value_mix) : std::string())
+         << " norm=" << NormText(mixer.norm) << " output=" << LinearText(mixer.output);
+  }
+
+  void Print(const GatedDelta& mixer) {
+    const auto low_rank = [this](const char* name, const std::optional<LowRank>& value) {
+      return value ? name + LowRankText(*value) : std::string();
+    };
+    out_ << "heads=" << mixer.key_heads << "/" << mixer.value_heads << " key_dim=" << mixer.key_dim
+         << " value_dim=" << mixer.value_dim << " d_conv=" << mixer.d_conv
+         << (mixer.conv_bias != kNoId ? "+bias" : "")
+         << " decay=" << (mixer.decay_per_channel ? "channel" : "head")
+         << " qk_eps=" << mixer.qk_eps << " query_scale=" << mixer.query_scale
+         << " beta_scale=" << mixer.beta_scale << " in_proj=" << LinearText(mixer.in_proj)
+         << low_rank(" decay_proj=", mixer.decay_proj) << low_rank(" gate_proj=", mixer.gate_proj)
+         << " norm=" << NormText(mixer.norm) << " gate=" << ActivationName(mixer.gate_activation)
+         << " out_proj=" << LinearText(mixer.out_proj);
+  }
+
   void Print(const DenseMlp& mixer) {
     out_ << "intermediate=" << mixer.intermediate
          << " activation=" << ActivationText(mixer.activation, mixer.gated)
@@ -141,6 +181,7 @@ class PlanPrinter {
     if (mixer.output_gate.weight != kNoId) {
       out_ << " output_gate=" << LinearText(mixer.output_gate);
     }
+    if (mixer.shift_mix != kNoId) out_ << " shifted";
   }
 
   void Print(const MoeMlp& mixer) {

@@ -31,7 +31,9 @@ class Validator {
 
     Enter("");
     CheckMatrix("embedding", plan_.embedding, plan_.vocab, plan_.hidden);
-    CheckNorm("final_norm", plan_.final_norm, plan_.hidden);
+    if (plan_.embedding_norm)
+      CheckNorm("embedding_norm", *plan_.embedding_norm, plan_.hidden, true);
+    CheckNorm("final_norm", plan_.final_norm, plan_.hidden, true);
     CheckLinear("head", plan_.head, plan_.vocab, plan_.hidden);
     for (size_t i = 0; i < plan_.blocks.size(); ++i) CheckBlock(i);
     CheckAllUsed();
@@ -113,12 +115,18 @@ class Validator {
         }
       }
       if (vector.transform != VectorTransform::kConvTimeMajor) continue;
-      // The loader transposes one [channels, 1, taps] or [channels, taps, 1] tensor.
-      if (vector.parts.size() != 1) Fail(where_, "a convolution weight has exactly one part.");
-      for (const Shape& shape : vector.parts[0].shapes) {
-        if (shape.size() != 3 || (shape[1] != 1 && shape[2] != 1)) {
-          Fail(where_, "the convolution weight's shape is ", ShapeString(shape),
-               ", it should be [channels, 1, taps] or [channels, taps, 1].");
+      // The loader transposes [channels, 1, taps] or [channels, taps, 1] tensors.
+      const Shape& first = vector.parts[0].shapes[0];
+      for (const VectorPart& part : vector.parts) {
+        for (const Shape& shape : part.shapes) {
+          if (shape.size() != 3 || (shape[1] != 1 && shape[2] != 1)) {
+            Fail(where_, "the convolution weight's shape is ", ShapeString(shape),
+                 ", it should be [channels, 1, taps] or [channels, taps, 1].");
+          }
+          if (shape[1] * shape[2] != first[1] * first[2]) {
+            Fail(where_, "its parts have ", shape[1] * shape[2], " and ", first[1] * first[2],
+                 " taps, they should have as many.");
+          }
         }
       }
     }
@@ -178,19 +186,27 @@ class Validator {
     Equal(Concat(field, " rows of row_scales").c_str(), scaled, "the number of rows", rows);
   }
 
-  void CheckNorm(const char* field, const RmsNorm& norm, int64_t size) {
+  void CheckNorm(const char* field, const RmsNorm& norm, int64_t size, bool may_center = false) {
     CheckVector(field, norm.weight, size);
+    if (norm.centered && !may_center) Fail(where_, "a centered ", field, " is not implemented.");
     CheckNormNumbers(field, norm, size);
   }
 
   // A norm that may be absent, or have no weight.
   void CheckPlainNorm(const char* field, const std::optional<RmsNorm>& norm, int64_t size) {
     if (!norm) return;
+    if (norm->centered) Fail(where_, "a centered ", field, " is not implemented.");
     if (norm->weight != kNoId) CheckVector(field, norm->weight, size);
     CheckNormNumbers(field, *norm, size);
   }
 
-  void CheckNormNumbers(const char* field, const RmsNorm& norm, int64_t size) const {
+  void CheckNormNumbers(const char* field, const RmsNorm& norm, int64_t size) {
+    if (norm.centered != (norm.bias != kNoId)) {
+      Fail(where_, field, " should be centered and have a bias, or neither.");
+    }
+    if (norm.bias != kNoId) {
+      CheckVector(Concat(field, " bias").c_str(), norm.bias, size);
+    }
     if (!std::isfinite(norm.eps) || norm.eps < 0) {
       Fail(where_, field, " eps is ", norm.eps, ", it should be a number of at least 0.");
     }
@@ -203,7 +219,11 @@ class Validator {
     const std::string place = Concat("block ", index, " (layer ", block.layer, ")");
     Enter(place);
     Range("layer", block.layer, 0, kMaxLayers - 1);
-    CheckNorm("pre_norm", block.pre_norm, plan_.hidden);
+    if (block.has_pre_norm) {
+      CheckNorm("pre_norm", block.pre_norm, plan_.hidden, true);
+    } else {
+      Equal("weight of pre_norm", block.pre_norm.weight, "without has_pre_norm it", kNoId);
+    }
     Finite("residual_scale", block.residual_scale);
     if (block.mixers.empty()) Fail(where_, "it has no mixers.");
     if (block.post_norm) {
@@ -243,8 +263,7 @@ class Validator {
     if (mixer.qk_norm_after_rope && !mixer.rope) {
       Fail(where_, "qk_norm_after_rope is set, but there is no rope.");
     }
-    CheckLinear("qkv", mixer.qkv, (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim,
-                plan_.hidden);
+    CheckLinear("qkv", mixer.qkv, mixer.qkv_rows(), plan_.hidden);
     CheckLinear("output", mixer.output, plan_.hidden, mixer.heads * mixer.head_dim);
   }
 
@@ -328,6 +347,98 @@ class Validator {
     CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.inner);
   }
 
+  void CheckLowRank(const char* field, const LowRank& low_rank, int64_t rows) {
+    // The rank is whatever `down` has.
+    const MatrixId down = low_rank.down.weight;
+    const bool known = down >= 0 && down < static_cast<int64_t>(plan_.matrices.size());
+    const int64_t rank = known ? plan_.matrices[down].rows : 0;
+    CheckLinear(Concat(field, " down").c_str(), low_rank.down, rank, plan_.hidden);
+    CheckLinear(Concat(field, " up").c_str(), low_rank.up, rows, rank);
+  }
+
+  void Check(const RgLru& mixer) {
+    Range("width", mixer.width, 1, kMaxSize);
+    Range("heads", mixer.heads, 1, kMaxSize);
+    Divides("width", mixer.width, "heads", mixer.heads);
+    Range("d_conv", mixer.d_conv, 1, 1024);
+    Finite("decay_scale", mixer.decay_scale);
+    CheckLinear("in_proj", mixer.in_proj, 2 * mixer.width, plan_.hidden);
+    CheckVector("conv_weight", mixer.conv_weight, mixer.d_conv * mixer.width);
+    if (mixer.conv_bias != kNoId) CheckVector("conv_bias", mixer.conv_bias, mixer.width);
+    CheckVector("input_weight", mixer.input_weight, mixer.width * mixer.block());
+    CheckVector("input_bias", mixer.input_bias, mixer.width);
+    CheckVector("recurrent_weight", mixer.recurrent_weight, mixer.width * mixer.block());
+    CheckVector("recurrent_bias", mixer.recurrent_bias, mixer.width);
+    CheckVector("decay", mixer.decay, mixer.width);
+    CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.width);
+  }
+
+  void Check(const Rwkv7& mixer) {
+    Range("heads", mixer.heads, 1, kMaxSize);
+    Range("head_dim", mixer.head_dim, 1, kMaxSize);
+    const std::optional<int64_t> state =
+        ElementCount({mixer.heads, mixer.head_dim, mixer.head_dim});
+    if (!state || *state > kMaxStateSize) {
+      Fail(where_, "a state of heads x head_dim x head_dim = ",
+           ShapeString({mixer.heads, mixer.head_dim, mixer.head_dim}), " is larger than ",
+           kMaxStateSize, " elements.");
+    }
+    if (mixer.value_mix && first_values_ == 0) {
+      Fail(where_, "value_mix is set, but no mixer before it has values to mix.");
+    }
+    if (mixer.value_mix) Equal("inner", mixer.inner(), "that of the first mixer", first_values_);
+    if (!mixer.value_mix && first_values_ != 0) {
+      Fail(where_, "value_mix is missing, which only the first mixer may lack.");
+    }
+    first_values_ = mixer.inner();
+    CheckVector("shift_mix", mixer.shift_mix, 6 * plan_.hidden);
+    CheckLinear("r", mixer.r, mixer.inner(), plan_.hidden);
+    CheckLinear("k", mixer.k, mixer.inner(), plan_.hidden);
+    CheckLinear("v", mixer.v, mixer.inner(), plan_.hidden);
+    CheckLowRank("decay", mixer.decay, mixer.inner());
+    CheckLowRank("rate", mixer.rate, mixer.inner());
+    CheckLowRank("gate", mixer.gate, mixer.inner());
+    if (mixer.value_mix) CheckLowRank("value_mix", *mixer.value_mix, mixer.inner());
+    CheckVector("key_scale", mixer.key_scale, mixer.inner());
+    CheckVector("key_rate", mixer.key_rate, mixer.inner());
+    CheckVector("bonus", mixer.bonus, mixer.inner());
+    CheckNorm("norm", mixer.norm, mixer.inner(), true);
+    Equal("groups of norm", mixer.norm.groups, "heads", mixer.heads);
+    if (!mixer.norm.centered) Fail(where_, "norm should be centered and have a bias.");
+    CheckLinear("output", mixer.output, plan_.hidden, mixer.inner());
+  }
+
+  void Check(const GatedDelta& mixer) {
+    Range("key_heads", mixer.key_heads, 1, kMaxSize);
+    Range("value_heads", mixer.value_heads, 1, kMaxSize);
+    Divides("value_heads", mixer.value_heads, "key_heads", mixer.key_heads);
+    Range("key_dim", mixer.key_dim, 1, kMaxSize);
+    Range("value_dim", mixer.value_dim, 1, kMaxSize);
+    Range("d_conv", mixer.d_conv, 1, 1024);
+    Finite("query_scale", mixer.query_scale);
+    Finite("beta_scale", mixer.beta_scale);
+    // Written so that NaN fails.
+    if (!(mixer.qk_eps >= 0) || !std::isfinite(mixer.qk_eps)) {
+      Fail(where_, "qk_eps is ", mixer.qk_eps, ", it should be a number of at least 0.");
+    }
+    const std::optional<int64_t> state =
+        ElementCount({mixer.value_heads, mixer.key_dim, mixer.value_dim});
+    if (!state || *state > kMaxStateSize) {
+      Fail(where_, "a state of value_heads x key_dim x value_dim = ",
+           ShapeString({mixer.value_heads, mixer.key_dim, mixer.value_dim}), " is larger than ",
+           kMaxStateSize, " elements.");
+    }
+    CheckLinear("in_proj", mixer.in_proj, mixer.in_proj_rows(), plan_.hidden);
+    CheckVector("conv_weight", mixer.conv_weight, mixer.d_conv * mixer.conv_channels());
+    if (mixer.conv_bias != kNoId) CheckVector("conv_bias", mixer.conv_bias, mixer.conv_channels());
+    if (mixer.decay_proj) CheckLowRank("decay_proj", *mixer.decay_proj, mixer.decay_rows());
+    if (mixer.gate_proj) CheckLowRank("gate_proj", *mixer.gate_proj, mixer.values());
+    CheckVector("dt_bias", mixer.dt_bias, mixer.decay_rows());
+    CheckVector("a", mixer.a, mixer.value_heads);
+    CheckNorm("norm", mixer.norm, mixer.value_dim);
+    CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.values());
+  }
+
   // A norm of all heads together, or of each head alone with one weight for all.
   void CheckHeadNorm(const char* field, const RmsNorm& norm, int64_t head_dim, int64_t heads) {
     const bool known = norm.weight >= 0 && norm.weight < static_cast<int64_t>(plan_.vectors.size());
@@ -340,7 +451,10 @@ class Validator {
     const int64_t rows = mixer.gated ? 2 * mixer.intermediate : mixer.intermediate;
     CheckLinear("gate_up", mixer.gate_up, rows, plan_.hidden);
     CheckLinear("down", mixer.down, plan_.hidden, mixer.intermediate);
+    if (mixer.shift_mix != kNoId) CheckVector("shift_mix", mixer.shift_mix, plan_.hidden);
     if (mixer.output_gate.weight == kNoId) return;
+    if (mixer.shift_mix != kNoId)
+      Fail(where_, "an output_gate beside a shift_mix is not implemented.");
     CheckLinear("output_gate", mixer.output_gate, 1, plan_.hidden);
     if (mixer.down.bias != kNoId)
       Fail(where_, "down has a bias, which output_gate does not allow.");
@@ -402,6 +516,7 @@ class Validator {
   std::vector<bool> matrix_used_;
   std::vector<bool> vector_used_;
   int64_t experts_in_all_ = 0;
+  int64_t first_values_ = 0;  // inner of the first Rwkv7 mixer; 0: none so far
 };
 
 }  // namespace

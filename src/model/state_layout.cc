@@ -58,6 +58,17 @@ StateLayout MakeStateLayout(const Plan& plan) {
         add(block, mixer, "ssm", {selective->d_state, selective->inner});
       } else if (const auto* conv = std::get_if<ShortConv>(&mixers[mixer])) {
         add(block, mixer, "conv", {conv->d_conv - 1, conv->channels});
+      } else if (const auto* delta = std::get_if<GatedDelta>(&mixers[mixer])) {
+        add(block, mixer, "conv", {delta->d_conv - 1, delta->conv_channels()});
+        add(block, mixer, "delta", {delta->value_heads, delta->key_dim, delta->value_dim});
+      } else if (const auto* lru = std::get_if<RgLru>(&mixers[mixer])) {
+        add(block, mixer, "conv", {lru->d_conv - 1, lru->width});
+        add(block, mixer, "lru", {lru->width});
+      } else if (const auto* rwkv = std::get_if<Rwkv7>(&mixers[mixer])) {
+        add(block, mixer, "shift", {plan.hidden});
+        add(block, mixer, "wkv", {rwkv->heads, rwkv->head_dim, rwkv->head_dim});
+      } else if (const auto* mlp = std::get_if<DenseMlp>(&mixers[mixer])) {
+        if (mlp->shift_mix != kNoId) add(block, mixer, "shift", {plan.hidden});
       } else if (const auto* attention = std::get_if<Attention>(&mixers[mixer])) {
         layout.kv.push_back({block, mixer, attention->kv_heads, attention->head_dim});
       }

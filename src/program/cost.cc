@@ -22,7 +22,7 @@ class Costing {
   OpCost operator()(const EmbedOp& op) const {
     const WeightMatrix& matrix = Matrix(op.embedding);
     const int64_t row_bytes = matrix.rows > 0 ? matrix.bytes() / matrix.rows : 0;
-    return {work_.tokens * row_bytes, 0, work_.tokens * matrix.cols};
+    return {work_.tokens * row_bytes + NormBytes(op.norm), 0, work_.tokens * matrix.cols};
   }
 
   OpCost operator()(const LinearOp& op) const {
@@ -69,6 +69,41 @@ class Costing {
                 NormBytes(m.b_norm) + NormBytes(m.c_norm),
             work_.sequences * 2 * m.inner * m.d_state * kFloatBytes,
             work_.tokens * (per_token + MatrixFlops(m.dt_proj.weight))};
+  }
+
+  OpCost operator()(const TokenShiftOp& op) const {
+    const int64_t mix = VectorElements(op.mix);
+    const int64_t width = mix / op.parts;
+    return {VectorBytes(op.mix) + NormBytes(op.norm), work_.sequences * 2 * width * kFloatBytes,
+            work_.tokens * (width + 2 * mix)};
+  }
+
+  OpCost operator()(const RgLruOp& op) const {
+    const RgLru& m = op.mixer;
+    return {VectorBytes(m.input_weight) + VectorBytes(m.input_bias) +
+                VectorBytes(m.recurrent_weight) + VectorBytes(m.recurrent_bias) +
+                VectorBytes(m.decay),
+            work_.sequences * 2 * m.width * kFloatBytes,
+            // Both gates; per channel the products of gate, size and x, and a h + u.
+            work_.tokens * (4 * m.width * m.block() + 5 * m.width)};
+  }
+
+  OpCost operator()(const Rwkv7Op& op) const {
+    const Rwkv7& m = op.mixer;
+    const int64_t state = m.inner() * m.head_dim;
+    // As for the gated delta rule, and per state element the product with v and its addition.
+    return {VectorBytes(m.key_scale) + VectorBytes(m.key_rate) + VectorBytes(m.bonus) +
+                NormBytes(m.norm),
+            work_.sequences * 2 * state * kFloatBytes, work_.tokens * 9 * state};
+  }
+
+  OpCost operator()(const GatedDeltaOp& op) const {
+    const GatedDelta& m = op.mixer;
+    const int64_t state = m.values() * m.key_dim;
+    // Per state element: decay multiply, and multiply and add for the answer to k, for the
+    // correction and for the answer to q.
+    return {VectorBytes(m.dt_bias) + VectorBytes(m.a) + NormBytes(m.norm),
+            work_.sequences * 2 * state * kFloatBytes, work_.tokens * 7 * state};
   }
 
   OpCost operator()(const AttentionOp& op) const {
@@ -130,7 +165,7 @@ class Costing {
     return Matrix(linear.weight).bytes() + VectorBytes(linear.bias);
   }
   int64_t NormBytes(const std::optional<RmsNorm>& norm) const {
-    return norm ? VectorBytes(norm->weight) : 0;
+    return norm ? VectorBytes(norm->weight) + VectorBytes(norm->bias) : 0;
   }
 
   const Program& program_;

@@ -2,39 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <numeric>
 
 #include "core/error.h"
 #include "program/batch_checks.h"
+#include "program/formulas.h"
 #include "program/host_executor.h"
+#include "program/recurrence_formulas.h"
 
 namespace adder {
 namespace {
-
-double Silu(double x) { return x / (1.0 + std::exp(-x)); }
-
-double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-
-double Activate(Activation activation, double x) {
-  switch (activation) {
-    case Activation::kSilu:
-      return Silu(x);
-    case Activation::kGelu:
-      return x * 0.5 * std::erfc(-x / std::numbers::sqrt2);
-    case Activation::kGeluTanh:
-      // sqrt(2 / pi) = (2 / sqrt(pi)) / sqrt(2)
-      return 0.5 * x *
-             (1.0 + std::tanh(2.0 * std::numbers::inv_sqrtpi / std::numbers::sqrt2 *
-                              (x + 0.044715 * x * x * x)));
-    case Activation::kRelu2:
-      return x > 0 ? x * x : 0.0;
-  }
-  return x;
-}
-
-// log(1 + e^x). Above the threshold the result is x to f32 rounding; the references switch there.
-double Softplus(double x) { return x > 20.0 ? x : std::log1p(std::exp(x)); }
 
 // One token of the batch.
 struct Row {
@@ -132,11 +109,19 @@ class Interpreter : public HostExecutor {
     if (!norm) return out;
     const size_t size = out.size() / static_cast<size_t>(norm->groups);
     for (size_t begin = 0; begin < out.size(); begin += size) {
+      double mean = 0;
+      for (size_t i = begin; norm->centered && i < begin + size; ++i) {
+        mean += out[i] / static_cast<double>(size);
+      }
       double squares = 0;
-      for (size_t i = begin; i < begin + size; ++i) squares += out[i] * out[i];
+      for (size_t i = begin; i < begin + size; ++i) {
+        out[i] -= mean;
+        squares += out[i] * out[i];
+      }
       const double factor = 1.0 / std::sqrt(squares / static_cast<double>(size) + norm->eps);
       for (size_t i = begin; i < begin + size; ++i) {
         out[i] *= factor * (norm->weight == kNoId ? 1.0f : Vector(norm->weight)[i]);
+        if (norm->bias != kNoId) out[i] += Vector(norm->bias)[i];
       }
     }
     return out;
@@ -179,6 +164,9 @@ class Interpreter : public HostExecutor {
       float* out = RowOf(op.output, i);
       DequantizeRow(Matrix(op.embedding), rows_[i].token, out);
       for (int64_t k = 0; k < Width(op.output); ++k) out[k] *= op.scale;
+      const std::vector<double> normed = NormalizedRow(op.output, i, op.norm);
+      std::transform(normed.begin(), normed.end(), out,
+                     [](double x) { return static_cast<float>(x); });
     }
   }
 
@@ -189,6 +177,13 @@ class Interpreter : public HostExecutor {
     } else {
       for (size_t i = 0; i < rows_.size(); ++i) {
         inputs.push_back(NormalizedRow(op.input, i, op.norm));
+      }
+    }
+    if (op.input_begin != -1) {
+      const int64_t cols = Matrix(op.linear.weight).cols;
+      for (std::vector<double>& x : inputs) {
+        x.erase(x.begin(), x.begin() + op.input_begin);
+        x.resize(static_cast<size_t>(cols));
       }
     }
     const std::vector<std::vector<double>> results = Apply(op.linear, inputs);
@@ -367,6 +362,84 @@ class Interpreter : public HostExecutor {
     }
   }
 
+  void Run(const TokenShiftOp& op) {
+    const auto width = static_cast<size_t>(Width(op.input));
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const std::vector<double> y = NormalizedRow(op.input, i, op.norm);
+      float* previous = state_.Recurrent(rows_[i].sequence, op.state);
+      float* out = RowOf(op.output, i);
+      for (int64_t part = 0; part < op.parts; ++part) {
+        const float* mix = Vector(op.mix) + static_cast<size_t>(part) * width;
+        for (size_t k = 0; k < width; ++k) {
+          *out++ = static_cast<float>(y[k] + mix[k] * (previous[k] - y[k]));
+        }
+      }
+      std::transform(y.begin(), y.end(), previous, [](double x) { return static_cast<float>(x); });
+    }
+  }
+
+  void Run(const RgLruOp& op) {
+    const RgLru& m = op.mixer;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      RgLruToken token;
+      token.x = RowOf(op.convolved, i);
+      token.y = RowOf(op.projected, i) + m.width;
+      token.first = rows_[i].position == 0;
+      token.input_weight = Vector(m.input_weight);
+      token.input_bias = Vector(m.input_bias);
+      token.recurrent_weight = Vector(m.recurrent_weight);
+      token.recurrent_bias = Vector(m.recurrent_bias);
+      token.decay = Vector(m.decay);
+      RgLruStep(m, token, state_.Recurrent(rows_[i].sequence, op.state), RowOf(op.output, i));
+    }
+  }
+
+  void Run(const Rwkv7Op& op) {
+    const Rwkv7& m = op.mixer;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      Rwkv7Inputs token;
+      token.r = RowOf(op.r, i);
+      token.k = RowOf(op.k, i);
+      token.decay = RowOf(op.decay, i);
+      token.rate = RowOf(op.rate, i);
+      token.key_scale = Vector(m.key_scale);
+      token.key_rate = Vector(m.key_rate);
+      token.bonus = Vector(m.bonus);
+      const float* v = RowOf(op.v, i);
+      token.v.assign(v, v + m.inner());
+      for (size_t c = 0; m.value_mix && c < token.v.size(); ++c) {
+        token.v[c] +=
+            Sigmoid(RowOf(op.value_mix, i)[c]) * (RowOf(op.first_value, i)[c] - token.v[c]);
+      }
+      const Rwkv7Answer answer = Rwkv7Step(m, token, state_.Recurrent(rows_[i].sequence, op.state));
+      float* out = RowOf(op.output, i);
+      std::transform(answer.y.begin(), answer.y.end(), out,
+                     [](double x) { return static_cast<float>(x); });
+      const std::vector<double> normed = Normalized(out, m.inner(), m.norm);
+      for (size_t c = 0; c < normed.size(); ++c) {
+        out[c] = static_cast<float>((normed[c] + answer.bonus[c]) * RowOf(op.gate, i)[c]);
+      }
+    }
+  }
+
+  void Run(const GatedDeltaOp& op) {
+    const GatedDelta& m = op.mixer;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* behind = RowOf(op.projected, i) + m.conv_channels();
+      GatedDeltaToken token;
+      token.qkv = RowOf(op.convolved, i);
+      token.beta = behind;
+      behind += m.value_heads;
+      token.decay = m.decay_proj ? RowOf(op.decay, i) : behind;
+      if (!m.decay_proj) behind += m.decay_rows();
+      token.gate = m.gate_proj ? RowOf(op.gate, i) : behind;
+      token.dt_bias = Vector(m.dt_bias);
+      token.a = Vector(m.a);
+      token.norm = Vector(m.norm.weight);
+      GatedDeltaStep(m, token, state_.Recurrent(rows_[i].sequence, op.state), RowOf(op.output, i));
+    }
+  }
+
   void Run(const AttentionOp& op) {
     const Attention& a = op.mixer;
     const int64_t q_width = a.heads * a.head_dim;
@@ -392,6 +465,12 @@ class Interpreter : public HostExecutor {
       for (int64_t head = 0; head < a.heads; ++head) {
         AttendHead(op, row, head, qkv.data() + head * a.head_dim,
                    RowOf(op.output, i) + head * a.head_dim);
+      }
+      if (!a.output_gate) continue;
+      const float* gate = RowOf(op.input, i) + q_width + 2 * kv_width;
+      for (int64_t c = 0; c < q_width; ++c) {
+        float& out = RowOf(op.output, i)[c];
+        out = static_cast<float>(out * Sigmoid(gate[c]));
       }
     }
   }

@@ -52,7 +52,8 @@ class Lowering {
   Program Run() {
     const Plan& plan = *program_.plan;
     program_.residual = AddBuffer("residual", plan.hidden);
-    AddOp("embed", -1, EmbedOp{plan.embedding, plan.embedding_scale, program_.residual});
+    AddOp("embed", -1,
+          EmbedOp{plan.embedding, plan.embedding_scale, program_.residual, plan.embedding_norm});
     for (size_t b = 0; b < plan.blocks.size(); ++b) LowerBlock(static_cast<int>(b));
     program_.logits = AddBuffer("logits", plan.vocab);
     LinearOp head;
@@ -84,8 +85,7 @@ class Lowering {
   void Lower(const Attention& mixer) {
     const std::string prefix = Prefix("attention");
     const int64_t q_width = mixer.heads * mixer.head_dim;
-    const int64_t qkv_width = q_width + 2 * mixer.kv_heads * mixer.head_dim;
-    const BufferId qkv = TakeBuffer("attention.qkv", qkv_width);
+    const BufferId qkv = TakeBuffer("attention.qkv", mixer.qkv_rows());
     const BufferId attended = TakeBuffer("attention.attend", q_width);
     AddOp(prefix + "qkv", block_->layer, Projection(mixer.qkv, Epilogue::kStore, qkv));
     AddOp(prefix + "attend", block_->layer,
@@ -167,12 +167,137 @@ class Lowering {
     AddToResidual(prefix, "out_proj", scanned, std::nullopt, mixer.out_proj);
   }
 
+  void Lower(const GatedDelta& mixer) {
+    const std::string prefix = Prefix("gated_delta");
+    GatedDeltaOp scan;
+    scan.mixer = mixer;
+    scan.projected = TakeBuffer("gated_delta.in_proj", mixer.in_proj_rows());
+    scan.convolved = TakeBuffer("gated_delta.conv", mixer.conv_channels());
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, scan.projected));
+    if (mixer.decay_proj) scan.decay = LowerLowRank(prefix, "decay", *mixer.decay_proj);
+    if (mixer.gate_proj) scan.gate = LowerLowRank(prefix, "gate", *mixer.gate_proj);
+    CausalConvOp conv = Conv(mixer, mixer.conv_channels(), scan.projected, scan.convolved);
+    conv.silu = true;
+    AddOp(prefix + "conv", block_->layer, conv);
+    scan.output = TakeBuffer("gated_delta.scan", mixer.values());
+    scan.state = program_.layout.FindRecurrent(block_index_, mixer_index_, "delta");
+    const BufferId output = scan.output;
+    AddOp(prefix + "scan", block_->layer, std::move(scan));
+    AddToResidual(prefix, "out_proj", output, std::nullopt, mixer.out_proj);
+  }
+
+  // The two ops PREFIX NAME_down and NAME_up; the buffer of the second.
+  BufferId LowerLowRank(const std::string& prefix, const std::string& name,
+                        const LowRank& low_rank) {
+    const std::string role = Concat("gated_delta.", name);
+    LinearOp down = Projection(low_rank.down, Epilogue::kStore, kNoId);
+    return LowerLowRank(prefix, role, name, low_rank, std::move(down));
+  }
+
+  // The same for a `down` that reads something else than x.
+  BufferId LowerLowRank(const std::string& prefix, const std::string& role, const std::string& name,
+                        const LowRank& low_rank, LinearOp down) {
+    down.linear = low_rank.down;
+    down.output = TakeBuffer(role + "_down", RowsOf(low_rank.down));
+    if (low_rank.activation) {
+      down.epilogue = Epilogue::kActivate;
+      down.activation = *low_rank.activation;
+    }
+    LinearOp up;
+    up.input = down.output;
+    up.linear = low_rank.up;
+    up.output = TakeBuffer(role + "_up", RowsOf(low_rank.up));
+    const BufferId output = up.output;
+    AddOp(prefix + name + "_down", block_->layer, std::move(down));
+    AddOp(prefix + name + "_up", block_->layer, std::move(up));
+    return output;
+  }
+
+  void Lower(const RgLru& mixer) {
+    const std::string prefix = Prefix("rg_lru");
+    RgLruOp scan;
+    scan.mixer = mixer;
+    scan.projected = TakeBuffer("rg_lru.in_proj", 2 * mixer.width);
+    scan.convolved = TakeBuffer("rg_lru.conv", mixer.width);
+    scan.output = TakeBuffer("rg_lru.scan", mixer.width);
+    scan.state = program_.layout.FindRecurrent(block_index_, mixer_index_, "lru");
+    AddOp(prefix + "in_proj", block_->layer,
+          Projection(mixer.in_proj, Epilogue::kStore, scan.projected));
+    AddOp(prefix + "conv", block_->layer, Conv(mixer, mixer.width, scan.projected, scan.convolved));
+    const BufferId output = scan.output;
+    AddOp(prefix + "scan", block_->layer, std::move(scan));
+    AddToResidual(prefix, "out_proj", output, std::nullopt, mixer.out_proj);
+  }
+
+  // PREFIX shift: mixtures of x with the previous one, one per row of `mix`.
+  BufferId LowerShift(const std::string& prefix, const char* role, VectorId mix, int64_t parts) {
+    TokenShiftOp op;
+    op.input = program_.residual;
+    op.norm = block_->norm_before();
+    op.mix = mix;
+    op.parts = parts;
+    op.output = TakeBuffer(role, parts * program_.plan->hidden);
+    op.state = program_.layout.FindRecurrent(block_index_, mixer_index_, "shift");
+    const BufferId output = op.output;
+    AddOp(prefix + "shift", block_->layer, std::move(op));
+    return output;
+  }
+
+  void Lower(const Rwkv7& mixer) {
+    const std::string prefix = Prefix("rwkv7");
+    const BufferId shifted = LowerShift(prefix, "rwkv7.shift", mixer.shift_mix, 6);
+    // What reads the given part of the shifted input.
+    const auto from = [&](int64_t part) {
+      LinearOp op;
+      op.input = shifted;
+      op.input_begin = part * program_.plan->hidden;
+      return op;
+    };
+    const auto project = [&](const char* name, int64_t part, const Linear& linear,
+                             BufferId output) {
+      LinearOp op = from(part);
+      op.linear = linear;
+      op.output = output;
+      AddOp(prefix + name, block_->layer, std::move(op));
+      return output;
+    };
+    const auto low_rank = [&](const char* name, int64_t part, const LowRank& matrices) {
+      return LowerLowRank(prefix, Concat("rwkv7.", name), name, matrices, from(part));
+    };
+    Rwkv7Op scan;
+    scan.mixer = mixer;
+    scan.r = project("r", 0, mixer.r, TakeBuffer("rwkv7.r", mixer.inner()));
+    scan.k = project("k", 2, mixer.k, TakeBuffer("rwkv7.k", mixer.inner()));
+    // The first mixer's v stays for the others.
+    const bool first = !mixer.value_mix;
+    scan.v =
+        project("v", 3, mixer.v, TakeBuffer(first ? "rwkv7.first_v" : "rwkv7.v", mixer.inner()));
+    if (first) first_value_ = scan.v;
+    scan.decay = low_rank("decay", 1, mixer.decay);
+    scan.rate = low_rank("rate", 4, mixer.rate);
+    scan.gate = low_rank("gate", 5, mixer.gate);
+    if (mixer.value_mix) {
+      scan.value_mix = low_rank("value_mix", 3, *mixer.value_mix);
+      scan.first_value = first_value_;
+    }
+    scan.output = TakeBuffer("rwkv7.scan", mixer.inner());
+    scan.state = program_.layout.FindRecurrent(block_index_, mixer_index_, "wkv");
+    const BufferId output = scan.output;
+    AddOp(prefix + "scan", block_->layer, std::move(scan));
+    AddToResidual(prefix, "output", output, std::nullopt, mixer.output);
+  }
+
   void Lower(const DenseMlp& mixer) {
     const std::string prefix = Prefix("mlp");
     const BufferId activated = TakeBuffer("mlp.gate_up", mixer.intermediate);
     LinearOp gate_up =
         Projection(mixer.gate_up, mixer.gated ? Epilogue::kGated : Epilogue::kActivate, activated);
     gate_up.activation = mixer.activation;
+    if (mixer.shift_mix != kNoId) {
+      gate_up.input = LowerShift(prefix, "mlp.shift", mixer.shift_mix, 1);
+      gate_up.norm = std::nullopt;
+    }
     if (mixer.output_gate.weight != kNoId) {
       gate_up.row_gate = TakeBuffer("mlp.output_gate", 1);
       AddOp(prefix + "output_gate", block_->layer,
@@ -187,10 +312,10 @@ class Lowering {
     const BufferId routing = TakeBuffer("moe.router", 2 * mixer.top_k);
     const BufferId activated = TakeBuffer("moe.gate_up", mixer.top_k * mixer.intermediate);
     AddOp(prefix + "router", block_->layer,
-          RouterOp{program_.residual, block_->pre_norm, mixer.router, mixer.experts, mixer.top_k,
-                   mixer.routing, routing});
+          RouterOp{program_.residual, block_->norm_before(), mixer.router, mixer.experts,
+                   mixer.top_k, mixer.routing, routing});
     AddOp(prefix + "gate_up", block_->layer,
-          ExpertGateUpOp{program_.residual, block_->pre_norm, routing, mixer.top_k,
+          ExpertGateUpOp{program_.residual, block_->norm_before(), routing, mixer.top_k,
                          mixer.intermediate, mixer.activation, mixer.gated, mixer.gate_up,
                          activated});
     additions_.push_back({prefix + "down", block_->layer,
@@ -212,10 +337,14 @@ class Lowering {
     return conv;
   }
 
+  int64_t RowsOf(const Linear& linear) const {
+    return program_.plan->matrices[static_cast<size_t>(linear.weight)].rows;
+  }
+
   LinearOp Projection(const Linear& linear, Epilogue epilogue, BufferId output) const {
     LinearOp op;
     op.input = program_.residual;
-    op.norm = block_->pre_norm;
+    op.norm = block_->norm_before();
     op.linear = linear;
     op.epilogue = epilogue;
     op.output = output;
@@ -276,7 +405,8 @@ class Lowering {
   const Block* block_ = nullptr;
   int block_index_ = 0;
   int mixer_index_ = 0;
-  std::vector<Op> additions_;  // the ops of the block that add to the residual
+  BufferId first_value_ = kNoId;  // of the first Rwkv7 mixer
+  std::vector<Op> additions_;     // the ops of the block that add to the residual
   std::unordered_set<BufferId> in_use_;
   std::unordered_map<std::string, std::vector<BufferId>> buffers_by_role_;
   std::unordered_map<std::string, int> mixers_by_prefix_;

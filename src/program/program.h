@@ -12,6 +12,13 @@
 //   layers.L.mamba1.scan      layers.L.mamba1.out_proj
 //   layers.L.mamba2.conv      layers.L.mamba2.selection (with a selection)
 //   layers.L.short_conv.in_proj  layers.L.short_conv.conv  layers.L.short_conv.out_proj
+//   layers.L.gated_delta.in_proj  layers.L.gated_delta.conv  layers.L.gated_delta.scan
+//   layers.L.gated_delta.out_proj, and with low ranks decay_down, decay_up, gate_down, gate_up
+//   layers.L.rg_lru.in_proj   layers.L.rg_lru.conv        layers.L.rg_lru.scan
+//   layers.L.rg_lru.out_proj
+//   layers.L.rwkv7.shift      layers.L.rwkv7.r (k, v)     layers.L.rwkv7.decay_down (rate, gate,
+//   layers.L.rwkv7.decay_up   layers.L.rwkv7.scan         value_mix)   layers.L.rwkv7.output
+//   layers.L.mlp.shift (with a shift_mix)
 //   layers.L.mlp.output_gate  layers.L.mlp.gate_up      layers.L.mlp.down
 //   layers.L.mlp.post_norm (of any mixer in a block with a post_norm)
 //   layers.L.moe.router       layers.L.moe.gate_up        layers.L.moe.down
@@ -40,11 +47,12 @@ struct Buffer {
   int64_t width = 0;
 };
 
-// x = scale * embedding[token].
+// x = scale * embedding[token], through the norm if there is one.
 struct EmbedOp {
   MatrixId embedding = kNoId;
   float scale = 1;
   BufferId output = kNoId;
+  std::optional<RmsNorm> norm = std::nullopt;
 };
 
 enum class Epilogue {
@@ -67,6 +75,9 @@ struct LinearOp {
   bool logits_rows_only = false;
   Activation activation = Activation::kSilu;
   BufferId row_gate = kNoId;  // optional: [1]
+  // Without a norm, the input may be columns of a wider buffer: as many as the matrix has, from
+  // this one on. -1: it is the whole buffer.
+  int64_t input_begin = -1;
 };
 
 // Everything between in_proj and the gated norm: conv window roll, conv, SiLU, dt, state update, C
@@ -131,8 +142,56 @@ struct CausalConvOp {
   int conv_state = -1;  // index into StateLayout::recurrent: the last d_conv - 1 values of u
 };
 
-// Norms of q and k, RoPE, KV append, causal attention. input: q | k | v rows; output: [heads *
-// head_dim].
+// Everything between the convolution and out_proj: norms of q and k, decay and beta, the state's
+// update and answer, the norm of each head and the gate. output: [value_heads * value_dim].
+struct GatedDeltaOp {
+  GatedDelta mixer;
+  BufferId projected = kNoId;  // in_proj rows
+  BufferId convolved = kNoId;  // q | k | v
+  BufferId decay = kNoId;      // [decay_rows()], with a decay_proj
+  BufferId gate = kNoId;       // [value_heads * value_dim], with a gate_proj
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::recurrent
+};
+
+// y = norm(input). Per part p: output[p] = y + mix[p] * (the previous token's y - y), of a
+// sequence's first token the previous y being 0. output: [parts * width].
+struct TokenShiftOp {
+  BufferId input = kNoId;
+  std::optional<RmsNorm> norm;
+  VectorId mix = kNoId;  // [parts, width]
+  int64_t parts = 1;
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::recurrent: the previous y
+};
+
+// Gates, state update and output gate. output: [width].
+struct RgLruOp {
+  RgLru mixer;
+  BufferId projected = kNoId;  // in_proj rows, for y
+  BufferId convolved = kNoId;  // [width]
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::recurrent
+};
+
+// Everything between the projections and output. Buffers are [inner()]; first_value is that of v of
+// the plan's first such mixer.
+struct Rwkv7Op {
+  Rwkv7 mixer;
+  BufferId r = kNoId;
+  BufferId k = kNoId;
+  BufferId v = kNoId;
+  BufferId decay = kNoId;
+  BufferId rate = kNoId;
+  BufferId gate = kNoId;
+  BufferId value_mix = kNoId;    // with a value_mix
+  BufferId first_value = kNoId;  // with a value_mix
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::recurrent
+};
+
+// Norms of q and k, RoPE, KV append, causal attention, the output gate. input: qkv rows; output:
+// [heads * head_dim].
 struct AttentionOp {
   Attention mixer;
   BufferId input = kNoId;
@@ -178,7 +237,8 @@ struct ExpertDownOp {
 };
 
 using OpBody = std::variant<EmbedOp, LinearOp, NormAddOp, Mamba2Op, Mamba2SelectedOp, CausalConvOp,
-                            Mamba1ScanOp, AttentionOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
+                            Mamba1ScanOp, GatedDeltaOp, TokenShiftOp, RgLruOp, Rwkv7Op, AttentionOp,
+                            RouterOp, ExpertGateUpOp, ExpertDownOp>;
 
 // What one op costs when it runs over a batch.
 struct OpCost {
@@ -214,6 +274,7 @@ Program LowerPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<const BoundW
 //   embedding  only the rows of `tokens` tokens are read
 //   head       one row of logits per sequence
 //   Mamba      conv window and state are read and written once per sequence
+//   delta rule its state is read and written once per sequence
 //   conv       its window is read and written once per sequence
 //   attention  KV of the context is read once per sequence, KV of the new positions written once
 //   experts    as many distinct experts as `tokens` can choose at most

@@ -14,7 +14,7 @@ class Describe {
   explicit Describe(const Program& program) : program_(program) {}
 
   std::string operator()(const EmbedOp& op) const {
-    return "embed " + MatrixShape(op.embedding) + Scale(op.scale);
+    return "embed " + MatrixShape(op.embedding) + Scale(op.scale) + (op.norm ? ", norm" : "");
   }
   std::string operator()(const LinearOp& op) const {
     std::string text = Norm(op.norm) + "linear " + MatrixShape(op.linear.weight);
@@ -53,11 +53,29 @@ class Describe {
     return Concat("mamba1 scan, inner ", m.inner, ", d_state ", m.d_state, ", dt_rank ", m.dt_rank,
                   normed ? ", normed" : "");
   }
+  std::string operator()(const TokenShiftOp& op) const {
+    return Norm(op.norm) + Concat("token shift, parts ", op.parts);
+  }
+  std::string operator()(const RgLruOp& op) const {
+    return Concat("rg-lru scan, heads ", op.mixer.heads, " x ", op.mixer.block(), ", gate ",
+                  ActivationName(op.mixer.gate_activation));
+  }
+  std::string operator()(const Rwkv7Op& op) const {
+    return Concat("rwkv7 scan, heads ", op.mixer.heads, " x ", op.mixer.head_dim,
+                  op.mixer.value_mix ? ", mixes the first v" : "");
+  }
+  std::string operator()(const GatedDeltaOp& op) const {
+    const GatedDelta& m = op.mixer;
+    return Concat("gated delta scan, heads ", m.key_heads, " / ", m.value_heads, ", ", m.key_dim,
+                  " x ", m.value_dim, ", decay per ", m.decay_per_channel ? "channel" : "head",
+                  ", gate ", ActivationName(m.gate_activation));
+  }
   std::string operator()(const AttentionOp& op) const {
     const Attention& a = op.mixer;
     return Concat("attention, heads ", a.heads, " / ", a.kv_heads, " x ", a.head_dim,
                   a.q_norm ? ", q norm" : "", a.k_norm ? ", k norm" : "", a.rope ? ", rope" : "",
-                  a.qk_norm_after_rope ? " before the norms" : "");
+                  a.qk_norm_after_rope ? " before the norms" : "",
+                  a.output_gate ? ", output gate" : "");
   }
   std::string operator()(const RouterOp& op) const {
     const Routing& r = op.routing;

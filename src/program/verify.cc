@@ -29,12 +29,20 @@ class Verifier {
   void Check(const EmbedOp& op) {
     const Plan& plan = *program_.plan;
     Matrix(op.embedding, plan.vocab, plan.hidden, "embedding");
+    Norm(op.norm, plan.hidden);
     Write(op.output, plan.hidden);
   }
 
   void Check(const LinearOp& op) {
-    const int64_t cols = Read(op.input);
-    Norm(op.norm, cols);
+    const int64_t width = Read(op.input);
+    Norm(op.norm, width);
+    int64_t cols = width;
+    if (op.input_begin != -1) {
+      cols = ColsOf(op.linear.weight);
+      if (op.norm || op.input_begin < 0 || op.input_begin > width - cols) {
+        Bad("it reads columns outside its input");
+      }
+    }
     const int64_t rows = LinearRows(op.linear, cols, "weight");
     const bool gated = op.epilogue == Epilogue::kGated;
     const bool activates = gated || op.epilogue == Epilogue::kActivate;
@@ -129,9 +137,63 @@ class Verifier {
     Write(op.output, m.inner);
   }
 
+  void Check(const TokenShiftOp& op) {
+    const int64_t width = Read(op.input);
+    Norm(op.norm, width);
+    if (op.parts <= 0) Bad("it has no parts");
+    Vector(op.mix, op.parts * width, "mix");
+    Recurrent(op.state, {width}, "shift");
+    Write(op.output, op.parts * width);
+  }
+
+  void Check(const RgLruOp& op) {
+    const RgLru& m = op.mixer;
+    if (m.heads <= 0 || m.width % m.heads != 0) Bad("heads do not divide its width");
+    ReadWidth(op.projected, 2 * m.width);
+    ReadWidth(op.convolved, m.width);
+    Vector(m.input_weight, m.width * m.block(), "input weight");
+    Vector(m.input_bias, m.width, "input bias");
+    Vector(m.recurrent_weight, m.width * m.block(), "recurrent weight");
+    Vector(m.recurrent_bias, m.width, "recurrent bias");
+    Vector(m.decay, m.width, "decay");
+    Recurrent(op.state, {m.width}, "lru");
+    Write(op.output, m.width);
+  }
+
+  void Check(const Rwkv7Op& op) {
+    const Rwkv7& m = op.mixer;
+    for (BufferId id : {op.r, op.k, op.v, op.decay, op.rate, op.gate}) ReadWidth(id, m.inner());
+    if (m.value_mix) {
+      ReadWidth(op.value_mix, m.inner());
+      ReadWidth(op.first_value, m.inner());
+    }
+    Vector(m.key_scale, m.inner(), "key scale");
+    Vector(m.key_rate, m.inner(), "key rate");
+    Vector(m.bonus, m.inner(), "bonus");
+    Norm(m.norm, m.inner());
+    if (m.norm.groups != m.heads || m.norm.bias == kNoId) Bad("its norm is not one of each head");
+    Recurrent(op.state, {m.heads, m.head_dim, m.head_dim}, "wkv");
+    Write(op.output, m.inner());
+  }
+
+  void Check(const GatedDeltaOp& op) {
+    const GatedDelta& m = op.mixer;
+    if (m.key_heads <= 0 || m.value_heads % m.key_heads != 0)
+      Bad("value heads do not fit key heads");
+    ReadWidth(op.projected, m.in_proj_rows());
+    ReadWidth(op.convolved, m.conv_channels());
+    if (m.decay_proj) ReadWidth(op.decay, m.decay_rows());
+    if (m.gate_proj) ReadWidth(op.gate, m.values());
+    Vector(m.dt_bias, m.decay_rows(), "dt bias");
+    Vector(m.a, m.value_heads, "a");
+    Norm(m.norm, m.value_dim);
+    Recurrent(op.state, {m.value_heads, m.key_dim, m.value_dim}, "delta");
+    Write(op.output, m.values());
+  }
+
   void Check(const AttentionOp& op) {
     const Attention& a = op.mixer;
-    ReadWidth(op.input, (a.heads + 2 * a.kv_heads) * a.head_dim);
+    ReadWidth(op.input, a.qkv_rows());
     if (a.kv_heads <= 0 || a.heads % a.kv_heads != 0) Bad("kv_heads does not divide heads");
     if (a.rope &&
         (a.rope->rotary_dim > a.head_dim ||
@@ -240,6 +302,11 @@ class Verifier {
     }
   }
 
+  int64_t ColsOf(MatrixId id) const {
+    const bool known = id >= 0 && id < static_cast<MatrixId>(program_.weights->matrices.size());
+    return known ? program_.weights->matrices[static_cast<size_t>(id)].cols : 0;
+  }
+
   // Rows of a linear map over `cols` inputs.
   int64_t LinearRows(const Linear& linear, int64_t cols, const char* what) const {
     if (linear.weight < 0 ||
@@ -278,6 +345,7 @@ class Verifier {
   }
 
   void NormGroups(const RmsNorm& norm, int64_t width) const {
+    if (norm.bias != kNoId) Vector(norm.bias, width, "norm bias");
     if (norm.groups <= 0 || width % norm.groups != 0) Bad("norm groups do not divide its input");
   }
 

@@ -96,6 +96,24 @@ constexpr const char* kSelectedMamba2 = R"({
   "num_key_value_heads": 2, "mamba_num_heads": 5, "mamba_d_state": 24, "mamba_d_conv": 4,
   "mamba_step": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": false)";
 
+// Two value heads to a key head, sizes of keys and values apart; attention gated.
+constexpr const char* kQwenNext = R"({
+  "model_type": "qwen3_next", "vocab_size": 136, "hidden_size": 64, "num_hidden_layers": 3,
+  "full_attention_interval": 2, "intermediate_size": 96, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "head_dim": 24, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+  "rope_theta": 10000, "partial_rotary_factor": 0.25, "linear_num_key_heads": 3,
+  "linear_num_value_heads": 6, "linear_key_head_dim": 20, "linear_value_head_dim": 12,
+  "linear_conv_kernel_dim": 3, "num_experts": 5, "num_experts_per_tok": 2,
+  "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "mlp_only_layers": [1],
+  "tie_word_embeddings": false)";
+
+// Low ranks that groups divide, so that every projection is quantised.
+constexpr const char* kRwkv7 = R"({
+  "model_type": "rwkv7", "vocab_size": 133, "hidden_size": 96, "intermediate_size": 160,
+  "num_hidden_layers": 3, "head_dim": 24, "norm_eps": 1e-5, "a_low_rank_dim": 32,
+  "decay_low_rank_dim": 64, "gate_low_rank_dim": 96, "v_low_rank_dim": 32,
+  "tie_word_embeddings": true)";
+
 std::string Config(const char* base, const char* dtype, const char* quantization = nullptr) {
   std::string text = std::string(base) + ", \"torch_dtype\": \"" + dtype + "\"";
   if (quantization != nullptr) text += std::string(", \"quantization\": ") + quantization;
@@ -252,6 +270,11 @@ const std::vector<SyntheticModel>& SyntheticModels() {
       {"synthetic_selected_mamba2_8bit",
        Config(kSelectedMamba2, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
       {"synthetic_llama_bf16", Config(kLlama, "bfloat16"), false},
+      {"synthetic_qwen3_next_f32", Config(kQwenNext, "float32"), false},
+      {"synthetic_qwen3_next_4bit",
+       Config(kQwenNext, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_rwkv7_4bit", Config(kRwkv7, "bfloat16", R"({"bits": 4, "group_size": 32})"),
+       true},
       {"synthetic_qwen3_moe_f32", Config(kQwenMoe, "float32"), false},
       {"synthetic_qwen3_moe_4bit", Config(kQwenMoe, "bfloat16", R"({"bits": 4, "group_size": 32})"),
        true},

@@ -10,22 +10,6 @@
 namespace adder {
 namespace {
 
-// Which layers have experts.
-std::vector<bool> ReadSparseLayers(const JsonObject& config, int64_t layers) {
-  const int64_t step = ReadSize(config, {"decoder_sparse_step"}, 1);
-  std::vector<bool> sparse;
-  for (int64_t layer = 0; layer < layers; ++layer) sparse.push_back((layer + 1) % step == 0);
-  for (const double index : config.Numbers({"mlp_only_layers"})) {
-    // Written so that NaN and fractions fail.
-    if (!(index >= 0 && index < static_cast<double>(layers)) || index != std::floor(index)) {
-      Fail(config.where(), ": the field mlp_only_layers has the entry ", index,
-           "; layers are numbered 0 to ", layers - 1, ".");
-    }
-    sparse[static_cast<size_t>(index)] = false;
-  }
-  return sparse;
-}
-
 Plan Build(const JsonObject& config, const TensorNames& names) {
   Plan plan;
   plan.family = "qwen3_moe";
