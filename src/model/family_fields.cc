@@ -210,7 +210,7 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial
   return rope;
 }
 
-std::vector<bool> ReadSparseLayers(const JsonObject& config, int64_t layers) {
+std::vector<bool> ReadExpertLayers(const JsonObject& config, int64_t layers) {
   const int64_t step = ReadSize(config, {"decoder_sparse_step"}, 1);
   std::vector<bool> sparse;
   for (int64_t layer = 0; layer < layers; ++layer) sparse.push_back((layer + 1) % step == 0);

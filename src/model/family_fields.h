@@ -68,7 +68,7 @@ Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden,
 Mamba2 ReadMamba2Sizes(const JsonObject& config, int64_t hidden);
 
 // Which layers have experts: every decoder_sparse_step-th but those in mlp_only_layers.
-std::vector<bool> ReadSparseLayers(const JsonObject& config, int64_t layers);
+std::vector<bool> ReadExpertLayers(const JsonObject& config, int64_t layers);
 
 // The value of a field that must be `expected` because other values are not implemented. A missing
 // field passes.

@@ -109,7 +109,7 @@ class Builder {
   void ReadMlps() {
     sparse_.assign(static_cast<size_t>(layers_), form_.has_experts);
     if (form_.has_experts) {
-      sparse_ = ReadSparseLayers(config_, layers_);
+      sparse_ = ReadExpertLayers(config_, layers_);
       moe_.experts =
           config_.Int({"num_experts", "num_local_experts"}, 1, kMaxExpertsInAll / layers_);
       moe_.top_k = config_.Int({"num_experts_per_tok"}, 1, moe_.experts);

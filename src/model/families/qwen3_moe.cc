@@ -22,7 +22,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const bool attention_bias = config.Bool({"attention_bias"}, false);
   RequireBool(config, "use_sliding_window", false);
 
-  const std::vector<bool> sparse = ReadSparseLayers(config, layers);
+  const std::vector<bool> sparse = ReadExpertLayers(config, layers);
   const bool any_dense = std::find(sparse.begin(), sparse.end(), false) != sparse.end();
   const int64_t intermediate = any_dense ? ReadSize(config, {"intermediate_size"}) : 0;
   MoeMlp experts;
