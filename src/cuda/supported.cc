@@ -16,8 +16,11 @@ struct Unsupported {
   }
   std::string operator()(const AttentionOp& op) const {
     if (op.mixer.q_norm || op.mixer.k_norm) return "attention with norms of q and k";
+    if (op.mixer.rope && op.mixer.rope->interleaved) return "interleaved rotary embedding";
     return {};
   }
+  std::string operator()(const HeadsLinearOp&) const { return "a projection of each head"; }
+  std::string operator()(const LatentAttentionOp&) const { return "latent attention"; }
   std::string operator()(const RouterOp& op) const {
     return op.routing.plain() && !op.router.scaled()
                ? ""

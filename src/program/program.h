@@ -7,6 +7,9 @@
 // Op names, L being the layer number of the checkpoint:
 //   embed
 //   layers.L.attention.qkv    layers.L.attention.attend   layers.L.attention.o_proj
+//   layers.L.latent.q_a       layers.L.latent.q_b         layers.L.latent.kv_a
+//   layers.L.latent.absorb    layers.L.latent.attend      layers.L.latent.expand
+//   layers.L.latent.o_proj
 //   layers.L.mamba2.in_proj   layers.L.mamba2.scan        layers.L.mamba2.out_proj
 //   layers.L.mamba1.in_proj   layers.L.mamba1.conv        layers.L.mamba1.x_proj
 //   layers.L.mamba1.scan      layers.L.mamba1.out_proj
@@ -140,6 +143,26 @@ struct AttentionOp {
   int kv = -1;  // index into StateLayout::kv
 };
 
+// A matrix of its own for each head: head h reads columns [h * step, h * step + cols) of the input
+// row; output: [heads * rows].
+struct HeadsLinearOp {
+  BufferId input = kNoId;
+  int64_t step = 0;
+  std::vector<MatrixId> matrices;
+  BufferId output = kNoId;
+};
+
+// The norm of c, RoPE, append of c | kr, and causal attention of every head to them. output: per
+// head the weighed sum of c, [heads * latent].
+struct LatentAttentionOp {
+  LatentAttention mixer;
+  BufferId query = kNoId;     // rows of q_b, for qr
+  BufferId absorbed = kNoId;  // [heads * latent]
+  BufferId kv = kNoId;        // rows of kv_a
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::kv
+};
+
 // Chooses experts. output: [2 * top_k]: weights, then expert indices as f32 (exact: experts <
 // 2^24), in the order of the choice, best first.
 struct RouterOp {
@@ -178,7 +201,8 @@ struct ExpertDownOp {
 };
 
 using OpBody = std::variant<EmbedOp, LinearOp, NormAddOp, Mamba2Op, Mamba2SelectedOp, CausalConvOp,
-                            Mamba1ScanOp, AttentionOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
+                            Mamba1ScanOp, AttentionOp, HeadsLinearOp, LatentAttentionOp, RouterOp,
+                            ExpertGateUpOp, ExpertDownOp>;
 
 // What one op costs when it runs over a batch.
 struct OpCost {

@@ -59,6 +59,14 @@ class Describe {
                   a.q_norm ? ", q norm" : "", a.k_norm ? ", k norm" : "", a.rope ? ", rope" : "",
                   a.qk_norm_after_rope ? " before the norms" : "");
   }
+  std::string operator()(const HeadsLinearOp& op) const {
+    return Concat("linear of each head, ", op.matrices.size(), " x ", FirstShape(op.matrices));
+  }
+  std::string operator()(const LatentAttentionOp& op) const {
+    const LatentAttention& a = op.mixer;
+    return Concat("latent attention, heads ", a.heads, ", latent ", a.latent, " + ", a.rope_dim,
+                  a.rope ? ", rope" : "");
+  }
   std::string operator()(const RouterOp& op) const {
     const Routing& r = op.routing;
     return Concat(
@@ -80,8 +88,8 @@ class Describe {
     const WeightMatrix& matrix = program_.weights->matrices[static_cast<size_t>(id)];
     return Concat("[", matrix.rows, " x ", matrix.cols, "]");
   }
-  std::string FirstShape(const std::vector<MatrixId>& experts) const {
-    return experts.empty() ? "none" : MatrixShape(experts[0]);
+  std::string FirstShape(const std::vector<MatrixId>& matrices) const {
+    return matrices.empty() ? "none" : MatrixShape(matrices[0]);
   }
   static std::string Norm(const std::optional<RmsNorm>& norm) {
     if (!norm) return "";
