@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -10,7 +11,7 @@
 namespace adder {
 namespace {
 
-// Keeps the store's maps and the tables converted from f64 alive behind the matrix views.
+// Keeps the store's maps and the tables that were converted alive behind the matrix views.
 struct Storage {
   std::shared_ptr<const WeightStore> store;
   std::vector<std::vector<float>> converted;
@@ -96,12 +97,40 @@ class Binder {
     matrix.rows = ref.rows;
     matrix.cols = ref.cols;
     for (const MatrixPart& part : ref.parts) {
+      const int64_t cols = part.transposed ? ref.rows : ref.cols;
       MatrixSegment segment = store_->Find(part.module + ".scales") != nullptr
-                                  ? BindQuantized(part, ref.cols)
-                                  : BindDense(part, ref.cols);
-      matrix.segments.push_back(segment);
+                                  ? BindQuantized(part, cols)
+                                  : BindDense(part, cols);
+      matrix.segments.push_back(part.transposed ? TransposedSegment(segment) : segment);
     }
     return matrix;
+  }
+
+  // In memory of its own: values as they are, or as f32 when they are packed.
+  MatrixSegment TransposedSegment(const MatrixSegment& source) {
+    MatrixSegment segment;
+    segment.rows = source.cols;
+    segment.cols = source.rows;
+    segment.dtype = source.quantized() ? DType::kF32 : source.dtype;
+    const size_t size = DTypeSize(segment.dtype);
+    const auto count = static_cast<size_t>(source.rows * source.cols);
+    std::vector<float> memory((count * size + sizeof(float) - 1) / sizeof(float));
+    std::byte* to = reinterpret_cast<std::byte*>(memory.data());
+    std::vector<float> unpacked(static_cast<size_t>(source.cols));
+    for (int64_t r = 0; r < source.rows; ++r) {
+      const std::byte* from = source.data + r * source.row_bytes();
+      if (source.quantized()) {
+        DequantizeRow(source, r, unpacked.data());
+        from = reinterpret_cast<const std::byte*>(unpacked.data());
+      }
+      for (int64_t c = 0; c < source.cols; ++c) {
+        std::memcpy(to + static_cast<size_t>(c * source.rows + r) * size,
+                    from + static_cast<size_t>(c) * size, size);
+      }
+    }
+    storage_->converted.push_back(std::move(memory));
+    segment.data = reinterpret_cast<const std::byte*>(storage_->converted.back().data());
+    return segment;
   }
 
   static Shape PartShape(const MatrixPart& part, int64_t cols) {

@@ -47,7 +47,7 @@ struct Scene {
       }
     }
     output.assign(static_cast<size_t>(tokens * heads * head_dim), -1.0f);
-    run.mixer = &mixer;
+    run.SetSizes(mixer);
     run.q = qkv.data();
     run.q_stride = stride;
     run.output = output.data();
@@ -121,6 +121,49 @@ TEST_P(AttentionKernelTest, EqualsTheFormula) {
       }
     }
   }
+}
+
+// Latent attention's way: every head reads the same keys, whose first elements are the values.
+TEST_P(AttentionKernelTest, HeadsMayShareKeysThatHoldTheirValues) {
+  constexpr int64_t kTokens = 3;
+  constexpr int64_t kHeads = 4;
+  Scene scene(kHeads, 1, 24, 21, kTokens, 0);
+  AttentionRun run = scene.run;
+  run.group = 1;
+  run.key_step = run.value_step = 0;
+  run.value_dim = 17;
+  run.values = run.keys;
+  run.q_stride = scene.stride;
+  std::vector<float> output(kTokens * kHeads * 17, -1.0f);
+  run.output = output.data();
+  run.output_stride = kHeads * 17;
+  scene.values = scene.keys;
+  Scratch<float> scratch;
+  for (int64_t head = 0; head < kHeads; ++head) Attend(run, head, 0, kTokens, scratch);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      for (int64_t d = 0; d < 17; ++d) {
+        ASSERT_NEAR(scene.Expected(t, head, d),
+                    output[static_cast<size_t>((t * kHeads + head) * 17 + d)], 1e-5)
+            << "token " << t << ", head " << head << ", element " << d;
+      }
+    }
+  }
+}
+
+TEST(RotateHeads, InterleavedPairsAreNeighbours) {
+  const float row[] = {0.6f, 1.0f, 0.8f, 0.0f};  // cos, cos, sin, sin
+  const std::vector<float> from{1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  std::vector<float> to(10);
+  RotateHeads(from.data(), 2, 5, {row, 4, true}, to.data());
+  EXPECT_FLOAT_EQ(to[0], 0.6f * 1 - 0.8f * 2);
+  EXPECT_FLOAT_EQ(to[1], 0.8f * 1 + 0.6f * 2);
+  EXPECT_EQ(to[2], 3);
+  EXPECT_EQ(to[4], 5);
+  EXPECT_FLOAT_EQ(to[6], 0.8f * 6 + 0.6f * 7);
+  RotateHeads(from.data(), 2, 5, {row, 4, false}, to.data());
+  EXPECT_FLOAT_EQ(to[0], 0.6f * 1 - 0.8f * 3);
+  EXPECT_FLOAT_EQ(to[2], 0.8f * 1 + 0.6f * 3);
 }
 
 TEST_P(AttentionKernelTest, BitsDoNotDependOnTheOtherTokens) {

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <unordered_map>
 
 #include "core/error.h"
 #include "core/thread_pool.h"
-#include "cpu/attention_kernel.h"
+#include "cpu/attention_runner.h"
 #include "cpu/causal_conv.h"
 #include "cpu/delta_rule.h"
 #include "cpu/elementwise.h"
@@ -18,6 +19,7 @@
 #include "cpu/moe.h"
 #include "cpu/rg_lru_kernel.h"
 #include "cpu/simd_target.h"
+#include "cpu/span.h"
 #include "program/batch_checks.h"
 #include "program/host_executor.h"
 
@@ -28,17 +30,8 @@ namespace {
 // beside the arithmetic; few enough that activations stay in the cache and memory stays small.
 // Results do not depend on it.
 constexpr int64_t kSliceTokens = 256;
-// Channels of the convolution, and tokens of attention, that one task takes in a slice.
+// Channels of the convolution that one task takes in a slice.
 constexpr int64_t kChannelBlock = 128;
-constexpr int64_t kAttentionTokens = 8;
-
-// The tokens of one sequence in a slice: rows [row, row + tokens) of the buffers.
-struct Span {
-  SequenceId sequence;
-  int64_t row;
-  int64_t tokens;
-  int64_t position;  // of the first of them
-};
 
 int CountThreads(const CpuOptions& options) {
   return options.threads == 0 ? AvailableCores() : options.threads;
@@ -53,7 +46,7 @@ class CpuExecutor : public HostExecutor {
         weights_(*program_.weights, pool_, options.progress),
         buffers_(program_.buffers.size()),
         matmul_scratch_(static_cast<size_t>(pool_.threads())),
-        attention_scratch_(static_cast<size_t>(pool_.threads())) {
+        attention_(program_, state_, pool_) {
     for (const Op& op : program_.ops) {
       if (const auto* linear = std::get_if<LinearOp>(&op.body)) ExpandRowScales(linear->linear);
       if (const auto* router = std::get_if<RouterOp>(&op.body)) ExpandRowScales(router->router);
@@ -63,8 +56,6 @@ class CpuExecutor : public HostExecutor {
       if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
         ExpandRowScales(scan->mixer.selection->dt_proj);
       }
-      const auto* attention = std::get_if<AttentionOp>(&op.body);
-      if (attention != nullptr && attention->mixer.rope) FindRope(*attention->mixer.rope);
     }
   }
 
@@ -144,7 +135,7 @@ class CpuExecutor : public HostExecutor {
       if (static_cast<BufferId>(b) == program_.logits) continue;
       buffers_[b].Get(static_cast<size_t>(rows() * program_.buffers[b].width));
     }
-    for (RopeCache& cache : ropes_) cache.filled = false;
+    attention_.Begin(spans_, rows());
     for (int i = 0; i <= last_op; ++i) {
       std::visit([this](const auto& op) { Run(op); }, program_.ops[static_cast<size_t>(i)].body);
     }
@@ -228,6 +219,14 @@ class CpuExecutor : public HostExecutor {
     input_.Prepare(x, sliced ? Width(op.input) : matrix.cols, tokens, Norm(op.norm), matrix,
                    quantize_, pool_);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
+    if (op.cap > 0) {
+      float* out = job.output.data;
+      pool_.ParallelFor(tokens, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t k = begin * matrix.rows; k < end * matrix.rows; ++k) {
+          out[k] = op.cap * std::tanh(out[k] / op.cap);
+        }
+      });
+    }
     if (activates) {
       const int64_t width = gated ? matrix.rows / 2 : matrix.rows;
       float* out = Values(op.output);
@@ -582,111 +581,40 @@ class CpuExecutor : public HostExecutor {
   }
 
   void Run(const AttentionOp& op) {
-    const Attention& m = op.mixer;
-    const int64_t q_width = m.heads * m.head_dim;
-    const int64_t kv_width = m.kv_heads * m.head_dim;
+    attention_.Run(op, Values(op.input), Values(op.output));
+    if (!op.mixer.output_gate) return;
+    const int64_t width = op.mixer.heads * op.mixer.head_dim;
     const int64_t stride = Width(op.input);
-    const int64_t page_positions = state_.layout().page_positions;
-    RopeTable rope = m.rope ? FilledRope(*m.rope) : RopeTable{};
-    const float* qk = Values(op.input);
-    int64_t qk_stride = stride;
-    if (m.q_norm || m.k_norm) {
-      qk = NormedHeads(m, rope, qk, stride);
-      qk_stride = q_width + kv_width;
-      if (m.qk_norm_after_rope) rope = {};
-    }
-    // Pages of all sequences, then tasks of all sequences.
-    struct Task {
-      size_t run;
-      int64_t kv_head;
-      int64_t token_begin;
-      int64_t token_end;
-    };
-    std::vector<std::vector<float*>> keys(spans_.size());
-    std::vector<std::vector<float*>> values(spans_.size());
-    std::vector<AttentionRun> runs(spans_.size());
-    std::vector<Task> tasks;
-    for (size_t s = 0; s < spans_.size(); ++s) {
-      const Span& span = spans_[s];
-      const int64_t end = span.position + span.tokens;
-      for (int64_t page = 0; page * page_positions < end; ++page) {
-        keys[s].push_back(state_.Keys(span.sequence, op.kv, page));
-        values[s].push_back(state_.Values(span.sequence, op.kv, page));
-      }
-      AttentionRun& run = runs[s];
-      run.mixer = &m;
-      run.q = qk + span.row * qk_stride;
-      run.q_stride = qk_stride;
-      run.output_stride = Width(op.output);
-      run.output = Values(op.output) + span.row * run.output_stride;
-      run.first_position = span.position;
-      run.rope = rope;
-      if (rope.values != nullptr) run.rope.values = rope.Row(span.row);
-      run.keys = keys[s];
-      run.values = values[s];
-      run.page_positions = page_positions;
-      for (int64_t kv_head = 0; kv_head < m.kv_heads; ++kv_head) {
-        for (int64_t t = 0; t < span.tokens; t += kAttentionTokens) {
-          tasks.push_back({s, kv_head, t, std::min(t + kAttentionTokens, span.tokens)});
-        }
-      }
-      // Appending is a copy of a few kilobytes per token.
-      for (int64_t t = 0; t < span.tokens; ++t) {
-        const float* k = run.q + t * qk_stride + q_width;
-        const float* v = Values(op.input) + (span.row + t) * stride + q_width + kv_width;
-        const auto page = static_cast<size_t>((span.position + t) / page_positions);
-        const int64_t at = (span.position + t) % page_positions * kv_width;
-        const bool rotates = rope.values != nullptr;
-        RotateHeads(k, m.kv_heads, m.head_dim, rotates ? run.rope.Row(t) : nullptr,
-                    rotates ? rope.rotary_dim : 0, keys[s][page] + at);
-        std::memcpy(values[s][page] + at, v, static_cast<size_t>(kv_width) * sizeof(float));
-      }
-    }
-    pool_.ParallelFor(static_cast<int64_t>(tasks.size()), 1,
-                      [&](int64_t begin, int64_t end, int thread) {
-                        for (int64_t i = begin; i < end; ++i) {
-                          const Task& task = tasks[static_cast<size_t>(i)];
-                          Attend(runs[task.run], task.kv_head, task.token_begin, task.token_end,
-                                 attention_scratch_[static_cast<size_t>(thread)]);
-                        }
-                      });
-    if (m.output_gate) {
-      pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
-        for (int64_t t = begin; t < end; ++t) {
-          const float* gate = Values(op.input) + t * stride + q_width + 2 * kv_width;
-          float* out = Values(op.output) + t * q_width;
-          ActivateRow(Activation::kSigmoid, gate, out, q_width, out);
-        }
-      });
-    }
-  }
-
-  // q | k of all rows after their norms (and, when that comes first, the rotation).
-  const float* NormedHeads(const Attention& m, const RopeTable& rope, const float* qkv,
-                           int64_t stride) {
-    const int64_t width = (m.heads + m.kv_heads) * m.head_dim;
-    const int64_t rotary_dim = m.qk_norm_after_rope ? rope.rotary_dim : 0;
-    float* normed = normed_heads_.Get(static_cast<size_t>(rows() * width));
-    pool_.ParallelFor(rows(), 8, [&](int64_t begin, int64_t end, int) {
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
       for (int64_t t = begin; t < end; ++t) {
-        float* q = normed + t * width;
-        RotateHeads(qkv + t * stride, m.heads + m.kv_heads, m.head_dim,
-                    rotary_dim > 0 ? rope.Row(t) : nullptr, rotary_dim, q);
-        NormHeads(m.q_norm, m.heads * m.head_dim, q);
-        NormHeads(m.k_norm, m.kv_heads * m.head_dim, q + m.heads * m.head_dim);
+        // The gate is the last of its rows.
+        const float* gate = Values(op.input) + (t + 1) * stride - width;
+        float* out = Values(op.output) + t * width;
+        ActivateRow(Activation::kSigmoid, gate, out, width, out);
       }
     });
-    return normed;
   }
 
-  // One weight for every head alone, or one for all together (plan.h).
-  void NormHeads(const std::optional<RmsNorm>& norm, int64_t width, float* x) const {
-    if (!norm) return;
-    const auto size =
-        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm->weight)].size());
-    for (int64_t begin = 0; begin < width; begin += size) {
-      RmsNormRow(x + begin, Vector(norm->weight), size, norm->groups, norm->eps, x + begin);
+  void Run(const LatentAttentionOp& op) {
+    attention_.Run(op, Values(op.query), Values(op.absorbed), Values(op.kv), Values(op.output));
+  }
+
+  void Run(const HeadsLinearOp& op) {
+    while (head_inputs_.size() < op.matrices.size()) head_inputs_.emplace_back();
+    std::vector<MatmulJob> jobs;
+    for (size_t h = 0; h < op.matrices.size(); ++h) {
+      const LoadedMatrix& matrix = weights_.matrix(op.matrices[h]);
+      const auto head = static_cast<int64_t>(h);
+      head_inputs_[h].Prepare(Values(op.input) + head * op.step, Width(op.input), rows(),
+                              InputNorm{}, matrix, quantize_, pool_);
+      MatmulJob job;
+      job.matrix = &matrix;
+      job.input = &head_inputs_[h];
+      job.output.data = Values(op.output) + head * matrix.rows;
+      job.output.stride = Width(op.output);
+      jobs.push_back(job);
     }
+    RunMatmuls(jobs, pool_, matmul_scratch_);
   }
 
   void Run(const RouterOp& op) {
@@ -719,40 +647,6 @@ class CpuExecutor : public HostExecutor {
               Values(op.routing), Values(op.output), Width(op.output));
   }
 
-  // ---- rotary tables: one per distinct rope, filled once per slice
-
-  struct RopeCache {
-    Rope rope;
-    bool filled = false;
-    Scratch<float> values;
-  };
-
-  RopeCache& FindRope(const Rope& rope) {
-    for (RopeCache& cache : ropes_) {
-      if (cache.rope.rotary_dim == rope.rotary_dim &&
-          cache.rope.inverse_frequencies == rope.inverse_frequencies) {
-        return cache;
-      }
-    }
-    ropes_.emplace_back();
-    ropes_.back().rope = rope;
-    return ropes_.back();
-  }
-
-  RopeTable FilledRope(const Rope& rope) {
-    RopeCache& cache = FindRope(rope);
-    if (!cache.filled) {
-      float* values = cache.values.Get(static_cast<size_t>(rows() * rope.rotary_dim));
-      for (const Span& span : spans_) {
-        for (int64_t t = 0; t < span.tokens; ++t) {
-          FillRopeRow(rope, span.position + t, values + (span.row + t) * rope.rotary_dim);
-        }
-      }
-      cache.filled = true;
-    }
-    return {cache.values.data(), rope.rotary_dim};
-  }
-
   const bool quantize_;
   ThreadPool pool_;
   const LoadedWeights weights_;
@@ -768,11 +662,11 @@ class CpuExecutor : public HostExecutor {
   int64_t logits_count_ = 0;
 
   PreparedInput input_;
-  std::vector<MatmulScratch> matmul_scratch_;      // per thread
-  std::vector<Scratch<float>> attention_scratch_;  // per thread
+  std::vector<MatmulScratch> matmul_scratch_;  // per thread
+  AttentionRunner attention_;
+  std::deque<PreparedInput> head_inputs_;  // one per head
   Scratch<float> gathered_;
   Scratch<float> gate_up_;
-  Scratch<float> normed_heads_;
   Scratch<float> convolved_;
   Scratch<float> steps_;
   std::vector<Mamba2Run> mamba2_runs_;
@@ -781,7 +675,6 @@ class CpuExecutor : public HostExecutor {
   Scratch<float> normed_;
   Scratch<float> selected_;
   Scratch<float> router_scores_;
-  std::vector<RopeCache> ropes_;
   MoeRunner moe_;
   std::vector<DeltaSpan> delta_spans_;
   DeltaRuleRunner delta_rule_;

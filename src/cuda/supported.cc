@@ -9,6 +9,7 @@ namespace {
 struct Unsupported {
   std::string operator()(const LinearOp& op) const {
     if (op.norm && op.norm->centered) return "a layer norm";
+    if (op.cap > 0) return "capped logits";
     if (op.input_begin != -1) return "a projection of part of its input";
     if (op.epilogue == Epilogue::kActivate) return "an MLP without a gate";
     if (op.linear.scaled()) return "a projection with scaled rows";
@@ -18,9 +19,13 @@ struct Unsupported {
   }
   std::string operator()(const AttentionOp& op) const {
     if (op.mixer.q_norm || op.mixer.k_norm) return "attention with norms of q and k";
+    if (op.mixer.rope && op.mixer.rope->interleaved) return "interleaved rotary embedding";
+    if (op.mixer.window > 0) return "attention in a window";
     if (op.mixer.output_gate) return "attention with an output gate";
     return {};
   }
+  std::string operator()(const HeadsLinearOp&) const { return "a projection of each head"; }
+  std::string operator()(const LatentAttentionOp&) const { return "latent attention"; }
   std::string operator()(const RouterOp& op) const {
     if (op.norm && op.norm->centered) return "a layer norm";
     return op.routing.plain() && !op.router.scaled()

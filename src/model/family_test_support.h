@@ -101,17 +101,18 @@ inline void ExpectClaimsAll(const Plan& plan, const std::map<std::string, Shape>
       const int64_t width = found.back();
       found.pop_back();
       EXPECT_EQ(found, leading) << weight;
+      const int64_t cols = part.transposed ? matrix.rows : matrix.cols;
       if (shapes.count(part.module + ".scales")) {
         Shape scales = shapes.at(part.module + ".scales");
         EXPECT_EQ(shapes.at(part.module + ".biases"), scales) << weight;
         const int64_t groups = scales.back();
         scales.pop_back();
         EXPECT_EQ(scales, leading) << weight;
-        EXPECT_EQ(matrix.cols % groups, 0) << weight;
-        EXPECT_EQ(width * 32 % matrix.cols, 0) << weight;  // whole bits per value
+        EXPECT_EQ(cols % groups, 0) << weight;
+        EXPECT_EQ(width * 32 % cols, 0) << weight;  // whole bits per value
         claimed.insert({part.module + ".scales", part.module + ".biases"});
       } else {
-        EXPECT_EQ(width, matrix.cols) << weight;
+        EXPECT_EQ(width, cols) << weight;
       }
       claimed.insert(weight);
       const auto key = std::make_pair(weight, part.expert);

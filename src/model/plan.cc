@@ -52,6 +52,7 @@ int64_t ParameterCount(const Plan& plan) {
 std::string MixerName(const Mixer& mixer) {
   struct Namer {
     std::string operator()(const Attention&) const { return "Attention"; }
+    std::string operator()(const LatentAttention&) const { return "LatentAttention"; }
     std::string operator()(const Mamba2&) const { return "Mamba2"; }
     std::string operator()(const Mamba1&) const { return "Mamba1"; }
     std::string operator()(const ShortConv&) const { return "ShortConv"; }

@@ -43,9 +43,13 @@ struct MatrixPart {
   int64_t expert = 0;
   // The tensor's name is `module` itself, without ".weight" (stacked expert parameters).
   bool bare_name = false;
+  // The rows meant are the matrix's columns: the tensor is [rows, rows of the matrix]. Such a part
+  // is its matrix's only one, without experts.
+  bool transposed = false;
 };
 
-// A weight matrix [rows, cols] (y = W x; rows are outputs): the parts' rows stacked in order.
+// A weight matrix [rows, cols] (y = W x; rows are outputs): the parts' rows stacked in order, or
+// one transposed part.
 struct MatrixRef {
   std::string label;  // for people: "layers.3 in_proj"
   int64_t rows = 0;
@@ -118,13 +122,15 @@ enum class Activation {
 };
 
 // Rotary position embedding of the first `rotary_dim` elements of each head, in the half-split
-// form: element i pairs with i + rotary_dim / 2. inverse_frequencies has rotary_dim / 2 entries
-// with any scaling (linear, llama3, ...) already applied.
+// form: element i pairs with i + rotary_dim / 2; or interleaved: element 2 i pairs with 2 i + 1.
+// inverse_frequencies has rotary_dim / 2 entries with any scaling (linear, llama3, ...) already
+// applied.
 struct Rope {
   int64_t rotary_dim = 0;
   double theta = 10000.0;
   std::string scaling = "default";  // for people
   std::vector<float> inverse_frequencies;
+  bool interleaved = false;
 };
 
 // Causal grouped-query attention. qkv rows: q [heads * head_dim] | k [kv_heads * head_dim] |
@@ -142,11 +148,43 @@ struct Attention {
   std::optional<RmsNorm> q_norm;
   std::optional<RmsNorm> k_norm;
   bool qk_norm_after_rope = false;  // else the norms come before the rotation
+  int64_t window = 0;  // > 0: a token attends to so many positions at most, itself included
   bool output_gate = false;
   Linear qkv;
   Linear output;
 
   int64_t qkv_rows() const { return (heads + 2 * kv_heads + (output_gate ? heads : 0)) * head_dim; }
+};
+
+// Multi-head latent attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434). The keys and values
+// of all heads come from one small latent per position:
+//   q  = q_b q_norm(q_a x), or q_b x when q_rank is 0; rows per head: qn [nope_dim] | qr [rope_dim]
+//   kv_a x has rows c [latent] | kr [rope_dim]; c is normed, qr and kr may be rotated
+//   key of a head: K c | kr, its value: V c      (K: [nope_dim, latent], V: [value_dim, latent])
+// and softmax(scale * q . key) over the positions weighs the values, which `output` reads. Since
+// qn . K c = (K^T qn) . c, the heads attend to c | kr itself: `absorb` has K^T [latent, nope_dim]
+// of each head, `expand` V, which the weighed sum of the c goes through.
+// State: c | kr of every position (truncatable).
+struct LatentAttention {
+  int64_t heads = 0;
+  int64_t latent = 0;
+  int64_t nope_dim = 0;
+  int64_t rope_dim = 0;
+  int64_t value_dim = 0;
+  int64_t q_rank = 0;
+  float scale = 0;
+  std::optional<Rope> rope;  // of rope_dim elements
+  Linear q_a;                // [q_rank, hidden]; none when q_rank is 0
+  std::optional<RmsNorm> q_norm;
+  Linear q_b;   // [heads * query_dim(), q_rank or hidden]
+  Linear kv_a;  // [key_dim(), hidden]
+  RmsNorm kv_norm;
+  std::vector<MatrixId> absorb;  // per head
+  std::vector<MatrixId> expand;  // per head
+  Linear output;                 // [hidden, heads * value_dim]
+
+  int64_t query_dim() const { return nope_dim + rope_dim; }
+  int64_t key_dim() const { return latent + rope_dim; }
 };
 
 // Mamba-2 (Dao & Gu, "Transformers are SSMs", arXiv:2405.21060). in_proj rows: z [inner] | x
@@ -412,8 +450,8 @@ struct MoeMlp {
   std::vector<MatrixId> down;     // per expert
 };
 
-using Mixer =
-    std::variant<Attention, Mamba2, Mamba1, ShortConv, GatedDelta, RgLru, Rwkv7, DenseMlp, MoeMlp>;
+using Mixer = std::variant<Attention, LatentAttention, Mamba2, Mamba1, ShortConv, GatedDelta, RgLru,
+                           Rwkv7, DenseMlp, MoeMlp>;
 
 // x += residual_scale * sum of mixers(pre_norm(x)). With a post_norm, which blocks of one mixer
 // other than MoeMlp may have: x += residual_scale * post_norm(mixer(pre_norm(x))). Without
@@ -447,6 +485,7 @@ struct Plan {
   RmsNorm final_norm;
   Linear head;             // [vocab, hidden]; the same MatrixId as the embedding when tied
   float logits_scale = 1;  // multiplies the logits
+  float logits_cap = 0;    // > 0: logits become logits_cap * tanh(logits / logits_cap)
 
   // Checkpoint tensors that are deliberately not used: exact names, or prefixes ending in '*'.
   std::vector<std::string> ignored_tensors;
@@ -469,7 +508,7 @@ void ValidatePlan(const Plan& plan);
 // Parameters of the plan (every matrix once, tied weights once).
 int64_t ParameterCount(const Plan& plan);
 
-// "Attention", "Mamba2", "Mamba1", "ShortConv", "GatedDelta", "RgLru", "Rwkv7",
+// "Attention", "LatentAttention", "Mamba2", "Mamba1", "ShortConv", "GatedDelta", "RgLru", "Rwkv7",
 // "DenseMlp", "MoeMlp".
 std::string MixerName(const Mixer& mixer);
 

@@ -26,7 +26,9 @@ class PlanPrinter {
     out_ << "  final_norm: " << NormText(plan_.final_norm) << "\n";
     const bool tied = plan_.head.weight == plan_.embedding;
     out_ << "  head: " << LinearText(plan_.head) << (tied ? " tied" : "")
-         << " scale=" << plan_.logits_scale << "\n";
+         << " scale=" << plan_.logits_scale;
+    if (plan_.logits_cap > 0) out_ << " cap=" << plan_.logits_cap;
+    out_ << "\n";
     for (const std::string& name : plan_.ignored_tensors) out_ << "  ignored: " << name << "\n";
     return out_.str();
   }
@@ -52,6 +54,15 @@ class PlanPrinter {
   }
   static std::string NormText(const std::optional<RmsNorm>& norm) {
     return norm ? NormText(*norm) : std::string("none");
+  }
+  // The first of matrices that have one shape.
+  static MatrixId FirstOf(const std::vector<MatrixId>& matrices) {
+    return matrices.empty() ? kNoId : matrices.front();
+  }
+  static std::string RopeText(const std::optional<Rope>& rope) {
+    if (!rope) return "none";
+    return Concat(rope->scaling, "(theta=", rope->theta, ",rotary_dim=", rope->rotary_dim,
+                  rope->interleaved ? ",interleaved)" : ")");
   }
   static std::string ActivationText(Activation activation, bool gated) {
     return ActivationName(activation) + (gated ? "" : " ungated");
@@ -86,18 +97,29 @@ class PlanPrinter {
 
   void Print(const Attention& mixer) {
     out_ << "heads=" << mixer.heads << " kv_heads=" << mixer.kv_heads
-         << " head_dim=" << mixer.head_dim << " scale=" << mixer.scale << " rope=";
-    if (mixer.rope) {
-      out_ << mixer.rope->scaling << "(theta=" << mixer.rope->theta
-           << ",rotary_dim=" << mixer.rope->rotary_dim << ")";
-    } else {
-      out_ << "none";
-    }
+         << " head_dim=" << mixer.head_dim << " scale=" << mixer.scale
+         << " rope=" << RopeText(mixer.rope);
     if (mixer.q_norm) out_ << " q_norm=" << NormText(*mixer.q_norm);
     if (mixer.k_norm) out_ << " k_norm=" << NormText(*mixer.k_norm);
     if (mixer.qk_norm_after_rope) out_ << " qk_norm_after_rope";
+    if (mixer.window > 0) out_ << " window=" << mixer.window;
     if (mixer.output_gate) out_ << " output_gate";
     out_ << " qkv=" << LinearText(mixer.qkv) << " output=" << LinearText(mixer.output);
+  }
+
+  void Print(const LatentAttention& mixer) {
+    out_ << "heads=" << mixer.heads << " latent=" << mixer.latent << " nope_dim=" << mixer.nope_dim
+         << " rope_dim=" << mixer.rope_dim << " value_dim=" << mixer.value_dim
+         << " scale=" << mixer.scale << " rope=" << RopeText(mixer.rope);
+    if (mixer.q_rank > 0) {
+      out_ << " q_rank=" << mixer.q_rank << " q_a=" << LinearText(mixer.q_a)
+           << " q_norm=" << NormText(mixer.q_norm);
+    }
+    out_ << " q_b=" << LinearText(mixer.q_b) << " kv_a=" << LinearText(mixer.kv_a)
+         << " kv_norm=" << NormText(mixer.kv_norm)
+         << " absorb=" << MatrixText(FirstOf(mixer.absorb))
+         << " expand=" << MatrixText(FirstOf(mixer.expand))
+         << " output=" << LinearText(mixer.output);
   }
 
   void Print(const Mamba2& mixer) {
@@ -189,8 +211,8 @@ class PlanPrinter {
          << " intermediate=" << mixer.intermediate
          << " activation=" << ActivationText(mixer.activation, mixer.gated)
          << " router=" << LinearText(mixer.router) << RoutingText(mixer.routing)
-         << " gate_up=" << MatrixText(mixer.gate_up.empty() ? kNoId : mixer.gate_up[0])
-         << " down=" << MatrixText(mixer.down.empty() ? kNoId : mixer.down[0]);
+         << " gate_up=" << MatrixText(FirstOf(mixer.gate_up))
+         << " down=" << MatrixText(FirstOf(mixer.down));
   }
 
   const Plan& plan_;

@@ -25,6 +25,8 @@ class Validator {
     Range("number of blocks", static_cast<int64_t>(plan_.blocks.size()), 0, 4 * kMaxLayers);
     Finite("embedding_scale", plan_.embedding_scale);
     Finite("logits_scale", plan_.logits_scale);
+    Finite("logits_cap", plan_.logits_cap);
+    if (plan_.logits_cap < 0) Fail(where_, "logits_cap is ", plan_.logits_cap, ", below 0.");
     CheckMatrices();
     CheckVectors();
     CheckTotal();
@@ -78,19 +80,27 @@ class Validator {
       for (const MatrixPart& part : matrix.parts) {
         if (part.module.empty()) Fail(where_, "a part names no module.");
         Enter(Concat("matrix \"", matrix.label, "\", part ", part.module));
+        if (part.transposed && (matrix.parts.size() != 1 || part.experts > 0)) {
+          Fail(where_, "a transposed part is the only one, and has no experts.");
+        }
         Range("rows", part.rows, 1, kMaxRows);
         Range("row_begin", part.row_begin, 0, part.rows - 1);
         Range("row_count", part.row_count, 1, part.rows - part.row_begin);
         Range("experts", part.experts, 0, kMaxExpertsInAll);
         Range("expert", part.expert, 0, part.experts > 0 ? part.experts - 1 : 0);
-        if (!ElementCount({std::max<int64_t>(part.experts, 1), part.rows, matrix.cols})) {
+        const int64_t cols = part.transposed ? matrix.rows : matrix.cols;
+        if (!ElementCount({std::max<int64_t>(part.experts, 1), part.rows, cols})) {
           Fail(where_, "the number of elements overflows.");
         }
         rows += part.row_count;
         if (rows > kMaxRows) Fail(where_, "the parts have more than ", kMaxRows, " rows.");
       }
       Enter(Concat("matrix \"", matrix.label, "\""));
-      Equal("rows", matrix.rows, "the sum of its parts' rows", rows);
+      if (matrix.parts.front().transposed) {
+        Equal("cols", matrix.cols, "its part's number of rows", rows);
+      } else {
+        Equal("rows", matrix.rows, "the sum of its parts' rows", rows);
+      }
     }
   }
 
@@ -246,25 +256,57 @@ class Validator {
     Range("head_dim", mixer.head_dim, 1, kMaxHeadDim);
     Divides("heads", mixer.heads, "kv_heads", mixer.kv_heads);
     Finite("scale", mixer.scale);
-    if (mixer.rope) {
-      const Rope& rope = *mixer.rope;
-      Range("rope rotary_dim", rope.rotary_dim, 2, mixer.head_dim);
-      Divides("rope rotary_dim", rope.rotary_dim, "2", 2);
-      Finite("rope theta", rope.theta);
-      Equal("number of rope inverse_frequencies",
-            static_cast<int64_t>(rope.inverse_frequencies.size()), "half of rotary_dim",
-            rope.rotary_dim / 2);
-      for (float frequency : rope.inverse_frequencies) {
-        Finite("rope inverse_frequencies", frequency);
-      }
-    }
+    if (mixer.rope) CheckRope(*mixer.rope, mixer.head_dim);
     if (mixer.q_norm) CheckHeadNorm("q_norm", *mixer.q_norm, mixer.head_dim, mixer.heads);
     if (mixer.k_norm) CheckHeadNorm("k_norm", *mixer.k_norm, mixer.head_dim, mixer.kv_heads);
+    Range("window", mixer.window, 0, std::numeric_limits<int64_t>::max());
     if (mixer.qk_norm_after_rope && !mixer.rope) {
       Fail(where_, "qk_norm_after_rope is set, but there is no rope.");
     }
     CheckLinear("qkv", mixer.qkv, mixer.qkv_rows(), plan_.hidden);
     CheckLinear("output", mixer.output, plan_.hidden, mixer.heads * mixer.head_dim);
+  }
+
+  // Of heads of `head_dim` elements.
+  void CheckRope(const Rope& rope, int64_t head_dim) const {
+    Range("rope rotary_dim", rope.rotary_dim, 2, head_dim);
+    Divides("rope rotary_dim", rope.rotary_dim, "2", 2);
+    Finite("rope theta", rope.theta);
+    Equal("number of rope inverse_frequencies",
+          static_cast<int64_t>(rope.inverse_frequencies.size()), "half of rotary_dim",
+          rope.rotary_dim / 2);
+    for (float frequency : rope.inverse_frequencies) Finite("rope inverse_frequencies", frequency);
+  }
+
+  void Check(const LatentAttention& mixer) {
+    Range("heads", mixer.heads, 1, kMaxSize);
+    Range("latent", mixer.latent, 1, kMaxHeadDim);
+    Range("nope_dim", mixer.nope_dim, 1, kMaxHeadDim);
+    Range("rope_dim", mixer.rope_dim, 0, kMaxHeadDim);
+    Range("value_dim", mixer.value_dim, 1, kMaxHeadDim);
+    Range("q_rank", mixer.q_rank, 0, kMaxSize);
+    Finite("scale", mixer.scale);
+    if (mixer.rope) {
+      CheckRope(*mixer.rope, mixer.rope_dim);
+      Equal("rope rotary_dim", mixer.rope->rotary_dim, "rope_dim", mixer.rope_dim);
+    }
+    if (mixer.q_rank > 0) {
+      CheckLinear("q_a", mixer.q_a, mixer.q_rank, plan_.hidden);
+      if (mixer.q_norm) CheckNorm("q_norm", *mixer.q_norm, mixer.q_rank);
+    } else if (mixer.q_a.weight != kNoId || mixer.q_norm) {
+      Fail(where_, "it has a q_a or a q_norm, but q_rank is 0.");
+    }
+    CheckLinear("q_b", mixer.q_b, mixer.heads * mixer.query_dim(),
+                mixer.q_rank > 0 ? mixer.q_rank : plan_.hidden);
+    CheckLinear("kv_a", mixer.kv_a, mixer.key_dim(), plan_.hidden);
+    CheckNorm("kv_norm", mixer.kv_norm, mixer.latent);
+    Equal("number of absorb matrices", static_cast<int64_t>(mixer.absorb.size()), "heads",
+          mixer.heads);
+    Equal("number of expand matrices", static_cast<int64_t>(mixer.expand.size()), "heads",
+          mixer.heads);
+    for (const MatrixId id : mixer.absorb) CheckMatrix("absorb", id, mixer.latent, mixer.nope_dim);
+    for (const MatrixId id : mixer.expand) CheckMatrix("expand", id, mixer.value_dim, mixer.latent);
+    CheckLinear("output", mixer.output, plan_.hidden, mixer.heads * mixer.value_dim);
   }
 
   void Check(const Mamba2& mixer) {

@@ -12,7 +12,7 @@ int64_t RoundUp16(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 int64_t StateLayout::kv_bytes_per_position() const {
   int64_t floats = 0;
-  for (const KvState& state : kv) floats += 2 * state.kv_heads * state.head_dim;
+  for (const KvState& state : kv) floats += state.key_width() + state.value_width();
   return floats * 4;
 }
 
@@ -71,6 +71,8 @@ StateLayout MakeStateLayout(const Plan& plan) {
         if (mlp->shift_mix != kNoId) add(block, mixer, "shift", {plan.hidden});
       } else if (const auto* attention = std::get_if<Attention>(&mixers[mixer])) {
         layout.kv.push_back({block, mixer, attention->kv_heads, attention->head_dim});
+      } else if (const auto* latent = std::get_if<LatentAttention>(&mixers[mixer])) {
+        layout.kv.push_back({block, mixer, 1, latent->key_dim(), false});
       }
     }
   }

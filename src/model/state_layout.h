@@ -21,13 +21,18 @@ struct RecurrentState {
   int64_t size = 0;    // in floats
 };
 
-// Keys and values of one attention mixer. Position p of a page holds k then v of kv_heads *
-// head_dim.
+// Keys and values of one attention mixer: pages hold the keys of all their positions, kv_heads *
+// head_dim each, then the values. Latent attention has one key head and no values of their own.
 struct KvState {
   int block = 0;
   int mixer = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
+  bool has_values = true;
+
+  // Floats of one position.
+  int64_t key_width() const { return kv_heads * head_dim; }
+  int64_t value_width() const { return has_values ? key_width() : 0; }
 };
 
 // Recurrent states can only be restored from a copy; KV can be truncated to fewer positions.

@@ -109,14 +109,26 @@ class Costing {
   OpCost operator()(const AttentionOp& op) const {
     const Attention& a = op.mixer;
     const int64_t position_bytes = 2 * a.kv_heads * a.head_dim * kFloatBytes;
-    // Token i of a sequence's n new ones attends to context + i + 1 positions.
-    const auto attended = [this](int64_t n) { return n * work_.context + n * (n + 1) / 2; };
-    const int64_t longer = work_.sequences > 0 ? work_.tokens % work_.sequences : 0;
-    const int64_t each = work_.sequences > 0 ? work_.tokens / work_.sequences : 0;
-    const int64_t pairs = longer * attended(each + 1) + (work_.sequences - longer) * attended(each);
+    const int64_t context = a.window > 0 ? std::min(work_.context, a.window - 1) : work_.context;
     return {NormBytes(a.q_norm) + NormBytes(a.k_norm),
-            (work_.sequences * work_.context + work_.tokens) * position_bytes,
-            4 * a.heads * a.head_dim * pairs};
+            (work_.sequences * context + work_.tokens) * position_bytes,
+            4 * a.heads * a.head_dim * AttendedPairs(a.window)};
+  }
+
+  OpCost operator()(const HeadsLinearOp& op) const {
+    OpCost cost;
+    for (const MatrixId id : op.matrices) {
+      cost.weight_bytes += Matrix(id).bytes();
+      cost.flops += work_.tokens * MatrixFlops(id);
+    }
+    return cost;
+  }
+
+  OpCost operator()(const LatentAttentionOp& op) const {
+    const LatentAttention& a = op.mixer;
+    return {NormBytes(a.kv_norm),
+            (work_.sequences * work_.context + work_.tokens) * a.key_dim() * kFloatBytes,
+            2 * a.heads * (a.key_dim() + a.latent) * AttendedPairs()};
   }
 
   OpCost operator()(const RouterOp& op) const {
@@ -133,6 +145,18 @@ class Costing {
   OpCost operator()(const ExpertDownOp& op) const { return Experts(op.down, op.top_k); }
 
  private:
+  // Pairs of a new token and a position that it attends to. Token i of a sequence's n new ones
+  // attends to context + i + 1 positions, or the window (0: none) if that is less.
+  int64_t AttendedPairs(int64_t window = 0) const {
+    const auto attended = [this, window](int64_t n) {
+      const int64_t all = window == 0 ? n : std::clamp<int64_t>(window - work_.context, 0, n);
+      return all * work_.context + all * (all + 1) / 2 + (n - all) * window;
+    };
+    const int64_t longer = work_.sequences > 0 ? work_.tokens % work_.sequences : 0;
+    const int64_t each = work_.sequences > 0 ? work_.tokens / work_.sequences : 0;
+    return longer * attended(each + 1) + (work_.sequences - longer) * attended(each);
+  }
+
   // The recurrence of Mamba-2. Per state element: decay multiply, input multiply, add, output
   // multiply, add. Per channel: the skip's multiply and add, and the gate's multiply.
   OpCost Scan(const Mamba2& m) const {

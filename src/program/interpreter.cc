@@ -13,6 +13,9 @@
 namespace adder {
 namespace {
 
+// cap * tanh(x / cap), or x without a cap.
+double Capped(double cap, double x) { return cap > 0 ? cap * std::tanh(x / cap) : x; }
+
 // One token of the batch.
 struct Row {
   SequenceId sequence;
@@ -195,7 +198,7 @@ class Interpreter : public HostExecutor {
       for (size_t r = 0; r < width; ++r) {
         switch (op.epilogue) {
           case Epilogue::kStore:
-            out[r] = static_cast<float>(op.scale * y[r]);
+            out[r] = static_cast<float>(Capped(op.cap, op.scale * y[r]));
             break;
           case Epilogue::kAdd:
             out[r] = static_cast<float>(out[r] + op.scale * y[r]);
@@ -500,18 +503,20 @@ class Interpreter : public HostExecutor {
   static void Rotate(const Rope& rope, int64_t position, float* head) {
     const int64_t half = rope.rotary_dim / 2;
     for (int64_t i = 0; i < half; ++i) {
+      float& a = head[rope.interleaved ? 2 * i : i];
+      float& b = head[rope.interleaved ? 2 * i + 1 : i + half];
       const float angle =
           static_cast<float>(position) * rope.inverse_frequencies[static_cast<size_t>(i)];
       const double cosine = std::cos(static_cast<double>(angle));
       const double sine = std::sin(static_cast<double>(angle));
-      const double first = head[i];
-      const double second = head[i + half];
-      head[i] = static_cast<float>(first * cosine - second * sine);
-      head[i + half] = static_cast<float>(second * cosine + first * sine);
+      const double first = a;
+      const double second = b;
+      a = static_cast<float>(first * cosine - second * sine);
+      b = static_cast<float>(second * cosine + first * sine);
     }
   }
 
-  // softmax(scale * q . k) v over positions 0 .. row.position.
+  // softmax(scale * q . k) v over the positions up to row.position, in the window if there is one.
   void AttendHead(const AttentionOp& op, const Row& row, int64_t head, const float* q, float* out) {
     const Attention& a = op.mixer;
     const int64_t kv_head = head / (a.heads / a.kv_heads);
@@ -520,8 +525,9 @@ class Interpreter : public HostExecutor {
     const auto at = [&](float* page, int64_t position) {
       return page + (position % page_positions) * kv_width + kv_head * a.head_dim;
     };
+    const int64_t first = a.window > 0 ? std::max<int64_t>(0, row.position + 1 - a.window) : 0;
     std::vector<double> scores;
-    for (int64_t p = 0; p <= row.position; ++p) {
+    for (int64_t p = first; p <= row.position; ++p) {
       const float* k = at(state_.Keys(row.sequence, op.kv, p / page_positions), p);
       double dot = 0;
       for (int64_t d = 0; d < a.head_dim; ++d) dot += static_cast<double>(q[d]) * k[d];
@@ -529,11 +535,70 @@ class Interpreter : public HostExecutor {
     }
     SoftmaxInPlace(scores);
     std::vector<double> sum(static_cast<size_t>(a.head_dim), 0.0);
-    for (int64_t p = 0; p <= row.position; ++p) {
+    for (int64_t p = first; p <= row.position; ++p) {
       const float* v = at(state_.Values(row.sequence, op.kv, p / page_positions), p);
-      for (size_t d = 0; d < sum.size(); ++d) sum[d] += scores[static_cast<size_t>(p)] * v[d];
+      for (size_t d = 0; d < sum.size(); ++d)
+        sum[d] += scores[static_cast<size_t>(p - first)] * v[d];
     }
     std::transform(sum.begin(), sum.end(), out, [](double x) { return static_cast<float>(x); });
+  }
+
+  void Run(const HeadsLinearOp& op) {
+    for (size_t h = 0; h < op.matrices.size(); ++h) {
+      const WeightMatrix& matrix = Matrix(op.matrices[h]);
+      std::vector<std::vector<double>> inputs;
+      for (size_t i = 0; i < rows_.size(); ++i) {
+        const float* x = RowOf(op.input, i) + static_cast<int64_t>(h) * op.step;
+        inputs.emplace_back(x, x + matrix.cols);
+      }
+      const std::vector<std::vector<double>> results = Multiply(op.matrices[h], inputs);
+      for (size_t i = 0; i < rows_.size(); ++i) {
+        std::transform(results[i].begin(), results[i].end(),
+                       RowOf(op.output, i) + static_cast<int64_t>(h) * matrix.rows,
+                       [](double y) { return static_cast<float>(y); });
+      }
+    }
+  }
+
+  void Run(const LatentAttentionOp& op) {
+    const LatentAttention& a = op.mixer;
+    const int64_t page_positions = state_.layout().page_positions;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const Row& row = rows_[i];
+      const auto stored = [&](int64_t position) {
+        return state_.Keys(row.sequence, op.state, position / page_positions) +
+               position % page_positions * a.key_dim();
+      };
+      const float* kv = RowOf(op.kv, i);
+      float* own = stored(row.position);
+      const std::vector<double> c = Normalized(kv, a.latent, a.kv_norm);
+      std::transform(c.begin(), c.end(), own, [](double x) { return static_cast<float>(x); });
+      std::copy(kv + a.latent, kv + a.key_dim(), own + a.latent);
+      if (a.rope) Rotate(*a.rope, row.position, own + a.latent);
+      for (int64_t head = 0; head < a.heads; ++head) {
+        const float* qr = RowOf(op.query, i) + head * a.query_dim() + a.nope_dim;
+        std::vector<float> query(RowOf(op.absorbed, i) + head * a.latent,
+                                 RowOf(op.absorbed, i) + (head + 1) * a.latent);
+        query.insert(query.end(), qr, qr + a.rope_dim);
+        if (a.rope) Rotate(*a.rope, row.position, query.data() + a.latent);
+        std::vector<double> weights;
+        for (int64_t p = 0; p <= row.position; ++p) {
+          double dot = 0;
+          for (size_t d = 0; d < query.size(); ++d) {
+            dot += static_cast<double>(query[d]) * stored(p)[d];
+          }
+          weights.push_back(a.scale * dot);
+        }
+        SoftmaxInPlace(weights);
+        for (int64_t d = 0; d < a.latent; ++d) {
+          double sum = 0;
+          for (int64_t p = 0; p <= row.position; ++p) {
+            sum += weights[static_cast<size_t>(p)] * stored(p)[d];
+          }
+          RowOf(op.output, i)[head * a.latent + d] = static_cast<float>(sum);
+        }
+      }
+    }
   }
 
   static void SoftmaxInPlace(std::vector<double>& values) {

@@ -61,6 +61,7 @@ class Lowering {
     head.norm = plan.final_norm;
     head.linear = plan.head;
     head.scale = plan.logits_scale;
+    head.cap = plan.logits_cap;
     head.output = program_.logits;
     head.logits_rows_only = true;
     AddOp("head", -1, std::move(head));
@@ -91,6 +92,31 @@ class Lowering {
     AddOp(prefix + "attend", block_->layer,
           AttentionOp{mixer, qkv, attended, program_.layout.FindKv(block_index_, mixer_index_)});
     AddToResidual(prefix, "o_proj", attended, std::nullopt, mixer.output);
+  }
+
+  void Lower(const LatentAttention& mixer) {
+    const std::string prefix = Prefix("latent");
+    const BufferId query = TakeBuffer("latent.q_b", mixer.heads * mixer.query_dim());
+    const BufferId kv = TakeBuffer("latent.kv_a", mixer.key_dim());
+    const BufferId absorbed = TakeBuffer("latent.absorb", mixer.heads * mixer.latent);
+    const BufferId attended = TakeBuffer("latent.attend", mixer.heads * mixer.latent);
+    const BufferId expanded = TakeBuffer("latent.expand", mixer.heads * mixer.value_dim);
+    LinearOp q_b = Projection(mixer.q_b, Epilogue::kStore, query);
+    if (mixer.q_rank > 0) {
+      q_b.input = TakeBuffer("latent.q_a", mixer.q_rank);
+      q_b.norm = mixer.q_norm;
+      AddOp(prefix + "q_a", block_->layer, Projection(mixer.q_a, Epilogue::kStore, q_b.input));
+    }
+    AddOp(prefix + "q_b", block_->layer, std::move(q_b));
+    AddOp(prefix + "kv_a", block_->layer, Projection(mixer.kv_a, Epilogue::kStore, kv));
+    AddOp(prefix + "absorb", block_->layer,
+          HeadsLinearOp{query, mixer.query_dim(), mixer.absorb, absorbed});
+    AddOp(prefix + "attend", block_->layer,
+          LatentAttentionOp{mixer, query, absorbed, kv, attended,
+                            program_.layout.FindKv(block_index_, mixer_index_)});
+    AddOp(prefix + "expand", block_->layer,
+          HeadsLinearOp{attended, mixer.latent, mixer.expand, expanded});
+    AddToResidual(prefix, "o_proj", expanded, std::nullopt, mixer.output);
   }
 
   void Lower(const Mamba2& mixer) {

@@ -7,6 +7,9 @@
 // Op names, L being the layer number of the checkpoint:
 //   embed
 //   layers.L.attention.qkv    layers.L.attention.attend   layers.L.attention.o_proj
+//   layers.L.latent.q_a       layers.L.latent.q_b         layers.L.latent.kv_a
+//   layers.L.latent.absorb    layers.L.latent.attend      layers.L.latent.expand
+//   layers.L.latent.o_proj
 //   layers.L.mamba2.in_proj   layers.L.mamba2.scan        layers.L.mamba2.out_proj
 //   layers.L.mamba1.in_proj   layers.L.mamba1.conv        layers.L.mamba1.x_proj
 //   layers.L.mamba1.scan      layers.L.mamba1.out_proj
@@ -78,6 +81,7 @@ struct LinearOp {
   // Without a norm, the input may be columns of a wider buffer: as many as the matrix has, from
   // this one on. -1: it is the whole buffer.
   int64_t input_begin = -1;
+  float cap = 0;  // > 0 (kStore only): out becomes cap * tanh(out / cap)
 };
 
 // Everything between in_proj and the gated norm: conv window roll, conv, SiLU, dt, state update, C
@@ -199,6 +203,26 @@ struct AttentionOp {
   int kv = -1;  // index into StateLayout::kv
 };
 
+// A matrix of its own for each head: head h reads columns [h * step, h * step + cols) of the input
+// row; output: [heads * rows].
+struct HeadsLinearOp {
+  BufferId input = kNoId;
+  int64_t step = 0;
+  std::vector<MatrixId> matrices;
+  BufferId output = kNoId;
+};
+
+// The norm of c, RoPE, append of c | kr, and causal attention of every head to them. output: per
+// head the weighed sum of c, [heads * latent].
+struct LatentAttentionOp {
+  LatentAttention mixer;
+  BufferId query = kNoId;     // rows of q_b, for qr
+  BufferId absorbed = kNoId;  // [heads * latent]
+  BufferId kv = kNoId;        // rows of kv_a
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::kv
+};
+
 // Chooses experts. output: [2 * top_k]: weights, then expert indices as f32 (exact: experts <
 // 2^24), in the order of the choice, best first.
 struct RouterOp {
@@ -236,9 +260,10 @@ struct ExpertDownOp {
   BufferId output = kNoId;
 };
 
-using OpBody = std::variant<EmbedOp, LinearOp, NormAddOp, Mamba2Op, Mamba2SelectedOp, CausalConvOp,
-                            Mamba1ScanOp, GatedDeltaOp, TokenShiftOp, RgLruOp, Rwkv7Op, AttentionOp,
-                            RouterOp, ExpertGateUpOp, ExpertDownOp>;
+using OpBody =
+    std::variant<EmbedOp, LinearOp, NormAddOp, Mamba2Op, Mamba2SelectedOp, CausalConvOp,
+                 Mamba1ScanOp, GatedDeltaOp, TokenShiftOp, RgLruOp, Rwkv7Op, AttentionOp,
+                 HeadsLinearOp, LatentAttentionOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
 
 // What one op costs when it runs over a batch.
 struct OpCost {

@@ -24,6 +24,7 @@ class Describe {
     if (op.epilogue == Epilogue::kGated) text += ", " + Activated(op.activation, true);
     if (op.epilogue == Epilogue::kActivate) text += ", " + Activated(op.activation, false);
     if (op.row_gate != kNoId) text += " * sigmoid(row gate)";
+    if (op.cap > 0) text += Concat(", cap ", op.cap);
     return text + Scale(op.scale);
   }
   std::string operator()(const Mamba2Op& op) const {
@@ -75,7 +76,16 @@ class Describe {
     return Concat("attention, heads ", a.heads, " / ", a.kv_heads, " x ", a.head_dim,
                   a.q_norm ? ", q norm" : "", a.k_norm ? ", k norm" : "", a.rope ? ", rope" : "",
                   a.qk_norm_after_rope ? " before the norms" : "",
+                  a.window > 0 ? Concat(", window ", a.window) : std::string(),
                   a.output_gate ? ", output gate" : "");
+  }
+  std::string operator()(const HeadsLinearOp& op) const {
+    return Concat("linear of each head, ", op.matrices.size(), " x ", FirstShape(op.matrices));
+  }
+  std::string operator()(const LatentAttentionOp& op) const {
+    const LatentAttention& a = op.mixer;
+    return Concat("latent attention, heads ", a.heads, ", latent ", a.latent, " + ", a.rope_dim,
+                  a.rope ? ", rope" : "");
   }
   std::string operator()(const RouterOp& op) const {
     const Routing& r = op.routing;
@@ -98,8 +108,8 @@ class Describe {
     const WeightMatrix& matrix = program_.weights->matrices[static_cast<size_t>(id)];
     return Concat("[", matrix.rows, " x ", matrix.cols, "]");
   }
-  std::string FirstShape(const std::vector<MatrixId>& experts) const {
-    return experts.empty() ? "none" : MatrixShape(experts[0]);
+  std::string FirstShape(const std::vector<MatrixId>& matrices) const {
+    return matrices.empty() ? "none" : MatrixShape(matrices[0]);
   }
   static std::string Norm(const std::optional<RmsNorm>& norm) {
     if (!norm) return "";

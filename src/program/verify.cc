@@ -1,4 +1,5 @@
 #include <unordered_map>
+#include <utility>
 
 #include "core/error.h"
 #include "program/program.h"
@@ -38,7 +39,7 @@ class Verifier {
     Norm(op.norm, width);
     int64_t cols = width;
     if (op.input_begin != -1) {
-      cols = ColsOf(op.linear.weight);
+      cols = SizeOf(op.linear.weight, "weight").second;
       if (op.norm || op.input_begin < 0 || op.input_begin > width - cols) {
         Bad("it reads columns outside its input");
       }
@@ -51,6 +52,9 @@ class Verifier {
     if (op.row_gate != kNoId) {
       if (!activates) Bad("only an activation takes a row gate");
       ReadWidth(op.row_gate, 1);
+    }
+    if (op.cap < 0 || (op.cap > 0 && op.epilogue != Epilogue::kStore)) {
+      Bad("only an output that is stored has a cap, which is positive");
     }
     if (op.logits_rows_only && op.output != program_.logits) {
       Bad("only the logits buffer may hold fewer rows than tokens");
@@ -194,22 +198,37 @@ class Verifier {
   void Check(const AttentionOp& op) {
     const Attention& a = op.mixer;
     ReadWidth(op.input, a.qkv_rows());
+    if (a.window < 0) Bad("its window is negative");
     if (a.kv_heads <= 0 || a.heads % a.kv_heads != 0) Bad("kv_heads does not divide heads");
-    if (a.rope &&
-        (a.rope->rotary_dim > a.head_dim ||
-         2 * static_cast<int64_t>(a.rope->inverse_frequencies.size()) != a.rope->rotary_dim)) {
-      Bad("the rotary dimension does not fit");
-    }
+    if (a.rope) Rotation(*a.rope, a.head_dim);
     if (a.q_norm) HeadNorm(*a.q_norm, a.head_dim, a.heads);
     if (a.k_norm) HeadNorm(*a.k_norm, a.head_dim, a.kv_heads);
-    if (op.kv < 0 || op.kv >= static_cast<int>(program_.layout.kv.size())) {
-      Bad("it has no KV state");
-    }
-    const KvState& kv = program_.layout.kv[static_cast<size_t>(op.kv)];
-    if (kv.kv_heads != a.kv_heads || kv.head_dim != a.head_dim) {
-      Bad("its KV state has another shape");
-    }
+    KeysAndValues(op.kv, a.kv_heads, a.head_dim, true);
     Write(op.output, a.heads * a.head_dim);
+  }
+
+  void Check(const HeadsLinearOp& op) {
+    const int64_t width = Read(op.input);
+    if (op.matrices.empty()) Bad("it has no heads");
+    const auto heads = static_cast<int64_t>(op.matrices.size());
+    const auto [rows, cols] = SizeOf(op.matrices.front(), "head matrix");
+    for (const MatrixId id : op.matrices) Matrix(id, rows, cols, "head matrix");
+    if (op.step < cols || op.step > width || width - cols < (heads - 1) * op.step) {
+      Bad("its heads read columns outside its input");
+    }
+    if (op.input == op.output) Bad("it writes to the buffer it reads");
+    Write(op.output, heads * rows);
+  }
+
+  void Check(const LatentAttentionOp& op) {
+    const LatentAttention& a = op.mixer;
+    ReadWidth(op.query, a.heads * a.query_dim());
+    ReadWidth(op.absorbed, a.heads * a.latent);
+    ReadWidth(op.kv, a.key_dim());
+    Norm(a.kv_norm, a.latent);
+    if (a.rope) Rotation(*a.rope, a.rope_dim);
+    KeysAndValues(op.state, 1, a.key_dim(), false);
+    Write(op.output, a.heads * a.latent);
   }
 
   void Check(const RouterOp& op) {
@@ -292,28 +311,25 @@ class Verifier {
   }
 
   void Matrix(MatrixId id, int64_t rows, int64_t cols, const char* what) const {
-    if (id < 0 || id >= static_cast<MatrixId>(program_.weights->matrices.size())) {
-      Bad("there is no matrix ", id, " for its ", what);
-    }
-    const WeightMatrix& matrix = program_.weights->matrices[static_cast<size_t>(id)];
-    if (matrix.rows != rows || matrix.cols != cols) {
-      Bad("its ", what, " is ", ShapeString({matrix.rows, matrix.cols}), " where ",
+    const auto [found_rows, found_cols] = SizeOf(id, what);
+    if (found_rows != rows || found_cols != cols) {
+      Bad("its ", what, " is ", ShapeString({found_rows, found_cols}), " where ",
           ShapeString({rows, cols}), " is needed");
     }
   }
 
-  int64_t ColsOf(MatrixId id) const {
-    const bool known = id >= 0 && id < static_cast<MatrixId>(program_.weights->matrices.size());
-    return known ? program_.weights->matrices[static_cast<size_t>(id)].cols : 0;
+  // Rows and columns of a matrix.
+  std::pair<int64_t, int64_t> SizeOf(MatrixId id, const char* what) const {
+    if (id < 0 || id >= static_cast<MatrixId>(program_.weights->matrices.size())) {
+      Bad("there is no matrix ", id, " for its ", what);
+    }
+    const WeightMatrix& matrix = program_.weights->matrices[static_cast<size_t>(id)];
+    return {matrix.rows, matrix.cols};
   }
 
   // Rows of a linear map over `cols` inputs.
   int64_t LinearRows(const Linear& linear, int64_t cols, const char* what) const {
-    if (linear.weight < 0 ||
-        linear.weight >= static_cast<MatrixId>(program_.weights->matrices.size())) {
-      Bad("there is no matrix ", linear.weight, " for its ", what);
-    }
-    const int64_t rows = program_.weights->matrices[static_cast<size_t>(linear.weight)].rows;
+    const int64_t rows = SizeOf(linear.weight, what).first;
     Matrix(linear.weight, rows, cols, what);
     if (linear.bias != kNoId) Vector(linear.bias, rows, "bias");
     int64_t scaled = 0;
@@ -358,6 +374,24 @@ class Verifier {
         static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size()) ==
             head_dim;
     Norm(norm, each ? head_dim : heads * head_dim);
+  }
+
+  // A rotary embedding of heads of `head_dim` elements.
+  void Rotation(const Rope& rope, int64_t head_dim) const {
+    if (rope.rotary_dim > head_dim ||
+        2 * static_cast<int64_t>(rope.inverse_frequencies.size()) != rope.rotary_dim) {
+      Bad("the rotary dimension does not fit");
+    }
+  }
+
+  void KeysAndValues(int index, int64_t kv_heads, int64_t head_dim, bool has_values) const {
+    if (index < 0 || index >= static_cast<int>(program_.layout.kv.size())) {
+      Bad("it has no KV state");
+    }
+    const KvState& kv = program_.layout.kv[static_cast<size_t>(index)];
+    if (kv.kv_heads != kv_heads || kv.head_dim != head_dim || kv.has_values != has_values) {
+      Bad("its KV state has another shape");
+    }
   }
 
   void Recurrent(int index, const Shape& shape, const char* what) const {

@@ -96,6 +96,15 @@ constexpr const char* kSelectedMamba2 = R"({
   "num_key_value_heads": 2, "mamba_num_heads": 5, "mamba_d_state": 24, "mamba_d_conv": 4,
   "mamba_step": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": false)";
 
+// Queries without a low rank; the second layer has experts.
+constexpr const char* kLatentAttention = R"({
+  "model_type": "glm4_moe_lite", "vocab_size": 145, "hidden_size": 64, "num_hidden_layers": 3,
+  "intermediate_size": 96, "num_attention_heads": 3, "kv_lora_rank": 64, "q_lora_rank": null,
+  "qk_nope_head_dim": 32, "qk_rope_head_dim": 20, "v_head_dim": 24, "rope_theta": 5000,
+  "mlp_layer_types": ["dense", "sparse", "dense"], "n_routed_experts": 6, "n_shared_experts": 1,
+  "num_experts_per_tok": 3, "moe_intermediate_size": 32, "attention_bias": true,
+  "rms_norm_eps": 1e-5, "tie_word_embeddings": false)";
+
 // Two value heads to a key head, sizes of keys and values apart; attention gated.
 constexpr const char* kQwenNext = R"({
   "model_type": "qwen3_next", "vocab_size": 136, "hidden_size": 64, "num_hidden_layers": 3,
@@ -269,6 +278,9 @@ const std::vector<SyntheticModel>& SyntheticModels() {
       {"synthetic_selected_mamba2_f32", Config(kSelectedMamba2, "float32"), false},
       {"synthetic_selected_mamba2_8bit",
        Config(kSelectedMamba2, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
+      {"synthetic_latent_bf16", Config(kLatentAttention, "bfloat16"), false},
+      {"synthetic_latent_4bit",
+       Config(kLatentAttention, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
       {"synthetic_llama_bf16", Config(kLlama, "bfloat16"), false},
       {"synthetic_qwen3_next_f32", Config(kQwenNext, "float32"), false},
       {"synthetic_qwen3_next_4bit",
@@ -289,7 +301,9 @@ void WriteSyntheticCheckpoint(const SyntheticModel& model, const std::filesystem
   const Plan plan = FindFamily(object).build(object, TensorNames::Planned(model.mlx));
   CheckpointMaker maker(config, model.mlx);
   for (const MatrixRef& matrix : plan.matrices) {
-    for (const MatrixPart& part : matrix.parts) maker.AddModule(part, matrix.cols);
+    for (const MatrixPart& part : matrix.parts) {
+      maker.AddModule(part, part.transposed ? matrix.rows : matrix.cols);
+    }
   }
   for (const VectorRef& vector : plan.vectors) {
     for (const VectorPart& part : vector.parts) maker.AddVector(part);
