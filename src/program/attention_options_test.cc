@@ -1,0 +1,119 @@
+// Attention in a window and with an output gate, and capped logits: the interpreter against the
+// formulas.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "program/interpreter.h"
+#include "program/plan_builder_for_test.h"
+#include "program/rows_for_test.h"
+
+namespace adder {
+namespace {
+
+using test::ExpectNear;
+using test::PlanBuilder;
+using test::Rows;
+
+constexpr int64_t kHidden = 7;
+constexpr size_t kHeads = 4;
+constexpr size_t kKvHeads = 2;
+constexpr size_t kDim = 6;
+const std::vector<int32_t> kTokens{3, 11, 0, 7, 7, 12, 5};
+
+PlanBuilder AttentionPlan(int64_t window, bool gate) {
+  PlanBuilder builder = test::StartPlan(13, kHidden);
+  Attention a;
+  a.heads = kHeads;
+  a.kv_heads = kKvHeads;
+  a.head_dim = kDim;
+  a.scale = 0.8f;
+  a.window = window;
+  a.output_gate = gate;
+  a.qkv = builder.Linear("qkv", a.qkv_rows(), kHidden, true);
+  a.output = builder.Linear("o_proj", kHidden, kHeads * kDim);
+  test::AddBlock(builder, 0, {a});
+  return builder;
+}
+
+Rows Until(const PlanBuilder& builder, const std::string& op) {
+  const auto executor = MakeInterpreter(builder.Lower());
+  return test::RowsUntil(*executor, op, executor->CreateSequence(), kTokens);
+}
+
+TEST(AttentionOptions, WindowAndGateEqualTheFormula) {
+  for (const size_t window : {size_t{0}, size_t{1}, size_t{3}, size_t{50}}) {
+    for (const bool gate : {false, true}) {
+      const PlanBuilder builder = AttentionPlan(static_cast<int64_t>(window), gate);
+      const Rows qkv = Until(builder, "layers.0.attention.qkv");
+      ASSERT_EQ(qkv[0].size(), (kHeads * (gate ? 2 : 1) + 2 * kKvHeads) * kDim);
+      Rows expected(kTokens.size());
+      for (size_t t = 0; t < kTokens.size(); ++t) {
+        const size_t first = window > 0 && t + 1 > window ? t + 1 - window : 0;
+        for (size_t head = 0; head < kHeads; ++head) {
+          const size_t k = (kHeads + head / (kHeads / kKvHeads)) * kDim;
+          const size_t v = k + kKvHeads * kDim;
+          std::vector<double> sum(kDim);
+          double total = 0;
+          for (size_t s = first; s <= t; ++s) {
+            double score = 0;
+            for (size_t d = 0; d < kDim; ++d) score += qkv[t][head * kDim + d] * qkv[s][k + d];
+            const double weight = std::exp(0.8 * score);
+            total += weight;
+            for (size_t d = 0; d < kDim; ++d) sum[d] += weight * qkv[s][v + d];
+          }
+          for (size_t d = 0; d < kDim; ++d) {
+            const size_t g = (kHeads + 2 * kKvHeads + head) * kDim + d;
+            expected[t].push_back(sum[d] / total / (gate ? 1 + std::exp(-qkv[t][g]) : 1.0));
+          }
+        }
+      }
+      ExpectNear(Until(builder, "layers.0.attention.attend"), expected);
+    }
+  }
+}
+
+TEST(AttentionOptions, LogitsAreCapped) {
+  PlanBuilder builder = AttentionPlan(0, false);
+  const Rows plain = Until(builder, "head");
+  builder.plan.logits_cap = 0.5f;
+  Rows expected = plain;
+  for (std::vector<double>& row : expected) {
+    for (double& value : row) value = 0.5 * std::tanh(value / 0.5);
+  }
+  ExpectNear(Until(builder, "head"), expected);
+}
+
+TEST(AttentionOptions, AWindowCostsWhatItReads) {
+  const Program program = AttentionPlan(3, false).Lower();
+  // Of one sequence with 10 positions, two new tokens: each attends to the window.
+  const OpCost cost = CostOf(program, program.FindOp("layers.0.attention.attend"), 2, 1, 10);
+  constexpr int64_t kPosition = 2 * kKvHeads * kDim * 4;
+  EXPECT_EQ(cost.state_bytes, (2 + 2) * kPosition);
+  EXPECT_EQ(cost.flops, 4 * static_cast<int64_t>(kHeads * kDim) * 2 * 3);
+  EXPECT_NE(ProgramString(program).find(", window 3"), std::string::npos);
+  EXPECT_NE(PlanString(AttentionPlan(3, true).plan).find("window=3 output_gate"),
+            std::string::npos);
+}
+
+TEST(AttentionOptions, AreChecked) {
+  const auto expect = [](const auto& change, const std::string& words) {
+    Plan plan = AttentionPlan(3, true).plan;
+    change(plan, std::get<Attention>(plan.blocks[0].mixers[0]));
+    try {
+      ValidatePlan(plan);
+      ADD_FAILURE() << "accepted; expected a message with " << words;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+    }
+  };
+  expect([](Plan&, Attention& a) { a.window = -1; }, "window is -1");
+  expect([](Plan&, Attention& a) { a.output_gate = false; }, "qkv is");
+  expect([](Plan& plan, Attention&) { plan.logits_cap = -1; }, "logits_cap is -1");
+  expect([](Plan& plan, Attention&) { plan.logits_cap = INFINITY; }, "logits_cap is inf");
+}
+
+}  // namespace
+}  // namespace adder
