@@ -135,18 +135,26 @@ void AttendImpl(const AttentionRun& run, int64_t kv_head, int64_t token_begin, i
       running[t * run.group + h] = {-std::numeric_limits<float>::infinity(), 0.0f};
     }
   }
+  // The first position that a token attends to. It depends on the token alone, so what is summed
+  // does too.
+  const auto first_of = [&](int64_t position) {
+    return run.window > 0 ? HWY_MAX(int64_t{0}, position + 1 - run.window) : int64_t{0};
+  };
   const int64_t last_position = run.first_position + token_end - 1;
-  for (int64_t page = 0; page * run.page_positions <= last_position; ++page) {
+  const int64_t first_page = first_of(run.first_position + token_begin) / run.page_positions;
+  for (int64_t page = first_page; page * run.page_positions <= last_position; ++page) {
     const int64_t page_begin = page * run.page_positions;
     const float* keys = run.keys[static_cast<size_t>(page)] + kv_head * run.key_step;
     const float* values = run.values[static_cast<size_t>(page)] + kv_head * run.value_step;
     for (int64_t t = 0; t < tokens; ++t) {
       const int64_t position = run.first_position + token_begin + t;
-      const int64_t count = HWY_MIN(run.page_positions, position + 1 - page_begin);
+      const int64_t begin = HWY_MAX(int64_t{0}, first_of(position) - page_begin);
+      const int64_t count = HWY_MIN(run.page_positions, position + 1 - page_begin) - begin;
       if (count <= 0) continue;
       for (int64_t h = 0; h < run.group; ++h) {
-        AttendPage(run, q + (t * run.group + h) * run.key_dim, keys, values, count,
-                   running[t * run.group + h], scores, output(t) + h * run.value_dim);
+        AttendPage(run, q + (t * run.group + h) * run.key_dim, keys + begin * run.key_stride,
+                   values + begin * run.value_stride, count, running[t * run.group + h], scores,
+                   output(t) + h * run.value_dim);
       }
     }
   }

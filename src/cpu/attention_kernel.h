@@ -43,6 +43,7 @@ struct AttentionRun {
   float* output = nullptr;  // [tokens, output_stride], of it the heads one after the other
   int64_t output_stride = 0;
   int64_t first_position = 0;  // of token 0
+  int64_t window = 0;          // > 0: positions that a token attends to at most, its own included
   RopeTable rope;              // row 0 belongs to token 0
   // Per page: [page_positions, key_stride or value_stride]; in it the KV heads are key_step or
   // value_step apart (0: all have the same).
@@ -56,6 +57,7 @@ struct AttentionRun {
 
   void SetSizes(const Attention& mixer) {
     scale = mixer.scale;
+    window = mixer.window;
     group = mixer.heads / mixer.kv_heads;
     key_dim = value_dim = key_step = value_step = mixer.head_dim;
     key_stride = value_stride = mixer.kv_heads * mixer.head_dim;

@@ -64,8 +64,16 @@ HWY_INLINE VF GeluTanh(VF x) {
   return hn::Div(x, hn::Add(hn::Set(df, 1.0f), e));
 }
 
+// exp is kept finite as in Silu.
+HWY_INLINE VF Sigmoid(VF x) {
+  const DF df;
+  const VF e = hn::Exp(df, hn::Min(hn::Neg(x), hn::Set(df, 88.0f)));
+  return hn::Div(hn::Set(df, 1.0f), hn::Add(hn::Set(df, 1.0f), e));
+}
+
 template <Activation kActivation>
 HWY_INLINE VF Activate(VF x) {
+  if constexpr (kActivation == Activation::kSigmoid) return Sigmoid(x);
   if constexpr (kActivation == Activation::kGelu) return Gelu(x);
   if constexpr (kActivation == Activation::kGeluTanh) return GeluTanh(x);
   if constexpr (kActivation == Activation::kRelu2) {
@@ -103,6 +111,8 @@ void ActivateRowImpl(Activation activation, const float* gate, const float* up, 
       return ActivateValues<Activation::kGeluTanh>(gate, up, size, out);
     case Activation::kRelu2:
       return ActivateValues<Activation::kRelu2>(gate, up, size, out);
+    case Activation::kSigmoid:
+      return ActivateValues<Activation::kSigmoid>(gate, up, size, out);
   }
 }
 
@@ -119,6 +129,26 @@ void AddScaledRowImpl(const float* x, float factor, int64_t size, float* out) {
   }
 }
 
+void UpdateRowImpl(const UpdateRow& update, const float* x, int64_t size, float* out) {
+  const DF df;
+  for (int64_t i = 0; i < size; i += kStep) {
+    const int64_t count = size - i;
+    const auto load = [&](const float* from) { return LoadChannels(from + i, count); };
+    VF sum = load(x);
+    if (update.add_bias != nullptr) sum = hn::Add(sum, load(update.add_bias));
+    if (update.add_scale != nullptr) sum = hn::Mul(sum, load(update.add_scale));
+    sum = hn::Mul(sum, hn::Set(df, update.scale));
+    if (update.keep != 0) {
+      VF kept = load(out);
+      if (update.keep_bias != nullptr) kept = hn::Add(kept, load(update.keep_bias));
+      if (update.keep_scale != nullptr) kept = hn::Mul(kept, load(update.keep_scale));
+      sum = hn::MulAdd(hn::Set(df, update.keep), kept, sum);
+    }
+    sum = hn::Mul(sum, hn::Set(df, update.total));
+    StoreChannels(sum, out + i, count);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace adder
 HWY_AFTER_NAMESPACE();
@@ -129,6 +159,7 @@ namespace adder {
 HWY_EXPORT(RmsNormRowImpl);
 HWY_EXPORT(ActivateRowImpl);
 HWY_EXPORT(AddScaledRowImpl);
+HWY_EXPORT(UpdateRowImpl);
 
 void RmsNormRow(const float* x, const float* weight, int64_t size, int64_t groups, float eps,
                 float* out) {
@@ -138,6 +169,10 @@ void RmsNormRow(const float* x, const float* weight, int64_t size, int64_t group
 void ActivateRow(Activation activation, const float* gate, const float* up, int64_t size,
                  float* out) {
   HWY_DYNAMIC_DISPATCH(ActivateRowImpl)(activation, gate, up, size, out);
+}
+
+void UpdateRow::Apply(const float* x, int64_t size, float* out) const {
+  HWY_DYNAMIC_DISPATCH(UpdateRowImpl)(*this, x, size, out);
 }
 
 void AddScaledRow(const float* x, float factor, int64_t size, float* out) {

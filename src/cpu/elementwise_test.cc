@@ -65,10 +65,11 @@ TEST_P(ElementwiseTest, OtherActivationsEqualTheirFormulas) {
   const auto formula = [](Activation activation, double v) {
     if (activation == Activation::kGelu) return 0.5 * v * std::erfc(-v / std::sqrt(2.0));
     if (activation == Activation::kRelu2) return v > 0 ? v * v : 0.0;
+    if (activation == Activation::kSigmoid) return 1 / (1 + std::exp(-v));
     return 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
   };
   for (const Activation activation :
-       {Activation::kGelu, Activation::kGeluTanh, Activation::kRelu2}) {
+       {Activation::kGelu, Activation::kGeluTanh, Activation::kRelu2, Activation::kSigmoid}) {
     std::vector<float> out(42, 5.0f);
     ActivateRow(activation, x.data(), nullptr, 41, out.data());
     std::vector<float> gated(42, 5.0f);
@@ -82,6 +83,43 @@ TEST_P(ElementwiseTest, OtherActivationsEqualTheirFormulas) {
     }
     EXPECT_EQ(out[41], 5.0f);
     EXPECT_EQ(gated[41], 5.0f);
+  }
+}
+
+TEST_P(ElementwiseTest, UpdatesEqualTheFormula) {
+  const std::vector<float> x = Wave(19, 0.4f);
+  const std::vector<float> add_bias = Wave(19, 0.5f);
+  const std::vector<float> add_scale = Wave(19, 0.6f);
+  const std::vector<float> keep_bias = Wave(19, 0.7f);
+  const std::vector<float> keep_scale = Wave(19, 0.8f);
+  UpdateRow update;
+  update.scale = 0.3f;
+  update.keep = 1.2f;
+  update.total = 0.9f;
+  std::vector<float> out(20, 0.25f);
+  update.Apply(x.data(), 19, out.data());
+  for (size_t i = 0; i < 19; ++i) {
+    EXPECT_NEAR(out[i], 0.9 * (1.2 * 0.25 + 0.3 * x[i]), 1e-6);
+  }
+  update.add_bias = add_bias.data();
+  update.add_scale = add_scale.data();
+  update.keep_bias = keep_bias.data();
+  update.keep_scale = keep_scale.data();
+  const std::vector<float> before = out;
+  update.Apply(x.data(), 19, out.data());
+  for (size_t i = 0; i < 19; ++i) {
+    EXPECT_NEAR(out[i],
+                0.9 * (1.2 * (before[i] + keep_bias[i]) * keep_scale[i] +
+                       0.3 * (x[i] + add_bias[i]) * add_scale[i]),
+                2e-6);
+  }
+  EXPECT_EQ(out[19], 0.25f);
+  // With keep 0 what is there may be anything, the input itself too.
+  update.keep = 0;
+  std::vector<float> same = x;
+  update.Apply(same.data(), 19, same.data());
+  for (size_t i = 0; i < 19; ++i) {
+    EXPECT_NEAR(same[i], 0.9 * 0.3 * (x[i] + add_bias[i]) * add_scale[i], 1e-6);
   }
 }
 
@@ -100,7 +138,7 @@ std::vector<float> Choose(const Routing& routing, const std::vector<float>& bias
                           std::vector<float> logits, int64_t top_k) {
   std::vector<float> scratch(logits.size());
   std::vector<float> out(static_cast<size_t>(2 * top_k));
-  ChooseExperts(routing, bias.empty() ? nullptr : bias.data(), logits.data(),
+  ChooseExperts(routing, bias.empty() ? nullptr : bias.data(), nullptr, logits.data(),
                 static_cast<int64_t>(logits.size()), top_k, scratch.data(), out.data());
   return out;
 }

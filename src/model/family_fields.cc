@@ -366,6 +366,7 @@ void AddExperts(Plan& plan, const std::string& label, const ExpertModules& modul
       result.row_count = part_rows;
       if (modules.stacked) {
         result.module = modules.prefix + "." + name;
+        result.bare_name = modules.bare;
         result.experts = moe.experts;
         result.expert = expert;
       } else {
