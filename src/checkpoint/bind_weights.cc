@@ -244,12 +244,18 @@ class Binder {
       if (ref.transform == VectorTransform::kNegativeExpTransposed) {
         values = Transposed(values, tensor.shape.front());
       }
+      if (ref.transform == VectorTransform::kGroupedConvTimeMajor) {
+        // [channels, inputs, taps] -> [inputs, taps, channels] -> [taps, inputs, channels].
+        values = SwappedBlocks(Transposed(values, tensor.shape[0]), tensor.shape[1],
+                               tensor.shape[2], tensor.shape[0]);
+      }
     }
     if (ref.transform == VectorTransform::kConvTimeMajor) {
       // [channels, 1, taps] and [channels, taps, 1] are the same bytes, and below each other the
       // parts are one such tensor.
       values = Transposed(values, channels);
     }
+    if (ref.last) values.back() = *ref.last;
     for (float& value : values) {
       if (ref.transform == VectorTransform::kNegativeExp ||
           ref.transform == VectorTransform::kNegativeExpTransposed) {
@@ -262,7 +268,26 @@ class Binder {
              " holds a value that is too large.");
       }
     }
-    return values;
+    return Repeated(values, ref.repeat);
+  }
+
+  static std::vector<float> Repeated(const std::vector<float>& values, int64_t repeat) {
+    std::vector<float> out;
+    out.reserve(values.size() * static_cast<size_t>(repeat));
+    for (const float value : values) out.insert(out.end(), static_cast<size_t>(repeat), value);
+    return out;
+  }
+
+  // [a, b, size] -> [b, a, size].
+  static std::vector<float> SwappedBlocks(const std::vector<float>& values, int64_t a, int64_t b,
+                                          int64_t size) {
+    std::vector<float> out(values.size());
+    for (int64_t i = 0; i < a; ++i) {
+      for (int64_t j = 0; j < b; ++j) {
+        std::copy_n(values.begin() + (i * b + j) * size, size, out.begin() + (j * a + i) * size);
+      }
+    }
+    return out;
   }
 
   // [rows, columns] -> [columns, rows].

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -75,7 +76,9 @@ struct Scene {
     }
     double sum = 0;
     double weighted = 0;
-    for (int64_t p = 0; p <= run.first_position + token; ++p) {
+    const int64_t position = run.first_position + token;
+    const int64_t first = run.window > 0 ? std::max<int64_t>(0, position + 1 - run.window) : 0;
+    for (int64_t p = first; p <= position; ++p) {
       const auto page = static_cast<size_t>(p / kPage);
       const int64_t at = (p % kPage * mixer.kv_heads + kv_head) * mixer.head_dim;
       double dot = 0;
@@ -166,15 +169,35 @@ TEST(RotateHeads, InterleavedPairsAreNeighbours) {
   EXPECT_FLOAT_EQ(to[2], 0.8f * 1 + 0.6f * 3);
 }
 
-TEST_P(AttentionKernelTest, BitsDoNotDependOnTheOtherTokens) {
-  Scene together(4, 2, 24, 30, 13, 8);
-  Scene apart(4, 2, 24, 30, 13, 8);
-  Scratch<float> scratch;
-  for (int64_t kv_head = 0; kv_head < 2; ++kv_head) {
-    Attend(together.run, kv_head, 0, 13, scratch);
-    for (int64_t t = 0; t < 13; ++t) Attend(apart.run, kv_head, t, t + 1, scratch);
+// Windows that begin inside of a page, at its edge, before the first position, and pages before.
+TEST_P(AttentionKernelTest, WindowsEqualTheFormula) {
+  for (const int64_t window : {1, 3, 8, 13, 100}) {
+    Scene scene(4, 2, 24, 29, 12, 8);
+    scene.run.window = window;
+    Scratch<float> scratch;
+    for (int64_t kv_head = 0; kv_head < 2; ++kv_head) Attend(scene.run, kv_head, 0, 12, scratch);
+    for (int64_t t = 0; t < 12; ++t) {
+      for (int64_t i = 0; i < 4 * 24; ++i) {
+        ASSERT_NEAR(scene.Expected(t, i / 24, i % 24),
+                    scene.output[static_cast<size_t>(t * 4 * 24 + i)], 1e-5)
+            << "window " << window << ", token " << t << ", element " << i;
+      }
+    }
   }
-  EXPECT_EQ(together.output, apart.output);
+}
+
+TEST_P(AttentionKernelTest, BitsDoNotDependOnTheOtherTokens) {
+  for (const int64_t window : {0, 5}) {
+    Scene together(4, 2, 24, 30, 13, 8);
+    Scene apart(4, 2, 24, 30, 13, 8);
+    together.run.window = apart.run.window = window;
+    Scratch<float> scratch;
+    for (int64_t kv_head = 0; kv_head < 2; ++kv_head) {
+      Attend(together.run, kv_head, 0, 13, scratch);
+      for (int64_t t = 0; t < 13; ++t) Attend(apart.run, kv_head, t, t + 1, scratch);
+    }
+    EXPECT_EQ(together.output, apart.output) << "window " << window;
+  }
 }
 
 ADDER_ON_EVERY_TARGET(AttentionKernelTest);

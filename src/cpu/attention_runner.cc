@@ -51,31 +51,37 @@ RopeTable AttentionRunner::FilledRope(const Rope& rope) {
   return {cache.values.data(), rope.rotary_dim, rope.interleaved};
 }
 
-// q | k of all rows after their norms (and, when that comes first, the rotation).
+// q | k of all rows (q alone when k is shared) after their norms (and, when that comes first, the
+// rotation).
 const float* AttentionRunner::NormedHeads(const Attention& m, const RopeTable& rope,
-                                          const float* qkv, int64_t stride) {
-  const int64_t width = (m.heads + m.kv_heads) * m.head_dim;
+                                          const float* qkv) {
+  const int64_t heads = m.heads + (m.owns_kv() ? m.kv_heads : 0);
+  const int64_t width = heads * m.head_dim;
   const bool rotates = m.qk_norm_after_rope;
   float* normed = normed_heads_.Get(static_cast<size_t>(rows_ * width));
   pool_.ParallelFor(rows_, 8, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       float* q = normed + t * width;
-      RotateHeads(qkv + t * stride, m.heads + m.kv_heads, m.head_dim,
-                  rotates ? rope.From(t) : RopeTable{}, q);
-      NormHeads(m.q_norm, m.heads * m.head_dim, q);
-      NormHeads(m.k_norm, m.kv_heads * m.head_dim, q + m.heads * m.head_dim);
+      RotateHeads(qkv + t * m.qkv_rows(), heads, m.head_dim, rotates ? rope.From(t) : RopeTable{},
+                  q);
+      if (m.q_norm) NormHeads(*m.q_norm, m.heads, m.head_dim, q);
+      if (m.k_norm) NormHeads(*m.k_norm, m.kv_heads, m.head_dim, q + m.q_width());
     }
   });
   return normed;
 }
 
-// One weight for every head alone, or one for all together (plan.h).
-void AttentionRunner::NormHeads(const std::optional<RmsNorm>& norm, int64_t width, float* x) const {
-  if (!norm) return;
-  const auto size =
-      static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm->weight)].size());
-  for (int64_t begin = 0; begin < width; begin += size) {
-    RmsNormRow(x + begin, Vector(norm->weight), size, norm->groups, norm->eps, x + begin);
+// One weight (or none) for every head alone, or one for all together (plan.h).
+void AttentionRunner::NormHeads(const RmsNorm& norm, int64_t heads, int64_t head_dim,
+                                float* x) const {
+  const bool plain = norm.weight == kNoId;
+  const int64_t size =
+      plain ? head_dim
+            : static_cast<int64_t>(
+                  program_.weights->vectors[static_cast<size_t>(norm.weight)].size());
+  for (int64_t begin = 0; begin < heads * head_dim; begin += size) {
+    RmsNormRow(x + begin, plain ? nullptr : Vector(norm.weight), size, norm.groups, norm.eps,
+               x + begin);
   }
 }
 
@@ -118,46 +124,55 @@ void AttentionRunner::AttendAll(const std::vector<AttentionRun>& runs, int64_t k
 
 void AttentionRunner::Run(const AttentionOp& op, const float* qkv, float* output) {
   const Attention& m = op.mixer;
-  const int64_t q_width = m.heads * m.head_dim;
-  const int64_t kv_width = m.kv_heads * m.head_dim;
-  const int64_t stride = m.qkv_rows();
-  const int64_t page_positions = state_.layout().page_positions;
   RopeTable rope = m.rope ? FilledRope(*m.rope) : RopeTable{};
   const float* qk = qkv;
-  int64_t qk_stride = stride;
+  int64_t qk_stride = m.qkv_rows();
   if (m.q_norm || m.k_norm) {
-    qk = NormedHeads(m, rope, qkv, stride);
-    qk_stride = q_width + kv_width;
+    qk = NormedHeads(m, rope, qkv);
+    qk_stride = m.q_width() + (m.owns_kv() ? m.kv_width() : 0);
     if (m.qk_norm_after_rope) rope = {};
   }
   pages_.clear();
-  std::vector<AttentionRun> runs;
   for (const Span& span : spans_) pages_.push_back(PagesOf(span, op.kv));
+  if (m.owns_kv()) Append(m, rope, qkv, qk, qk_stride);
+  std::vector<AttentionRun> runs;
   for (size_t s = 0; s < spans_.size(); ++s) {
     const Span& span = spans_[s];
     AttentionRun run;
     run.SetSizes(m);
     run.q = qk + span.row * qk_stride;
     run.q_stride = qk_stride;
-    run.output_stride = q_width;
-    run.output = output + span.row * q_width;
+    run.output_stride = m.q_width();
+    run.output = output + span.row * m.q_width();
     run.first_position = span.position;
     run.rope = rope.From(span.row);
     run.keys = pages_[s].keys;
     run.values = pages_[s].values;
-    run.page_positions = page_positions;
-    // Appending is a copy of a few kilobytes per token.
-    for (int64_t t = 0; t < span.tokens; ++t) {
-      const float* v = qkv + (span.row + t) * stride + q_width + kv_width;
-      const auto page = static_cast<size_t>((span.position + t) / page_positions);
-      const int64_t at = (span.position + t) % page_positions * kv_width;
-      RotateHeads(run.q + t * qk_stride + q_width, m.kv_heads, m.head_dim, run.rope.From(t),
-                  pages_[s].keys[page] + at);
-      std::memcpy(pages_[s].values[page] + at, v, static_cast<size_t>(kv_width) * sizeof(float));
-    }
+    run.page_positions = state_.layout().page_positions;
     runs.push_back(run);
   }
   AttendAll(runs, m.kv_heads);
+}
+
+// A copy of a few kilobytes per token. qk: q | k of all rows, to be rotated by `rope`.
+void AttentionRunner::Append(const Attention& m, const RopeTable& rope, const float* qkv,
+                             const float* qk, int64_t qk_stride) {
+  const int64_t page_positions = state_.layout().page_positions;
+  const int64_t v_column = m.q_width() + (m.values_from_keys ? 0 : m.kv_width());
+  for (size_t s = 0; s < spans_.size(); ++s) {
+    const Span& span = spans_[s];
+    for (int64_t t = 0; t < span.tokens; ++t) {
+      const int64_t row = span.row + t;
+      const auto page = static_cast<size_t>((span.position + t) / page_positions);
+      const int64_t at = (span.position + t) % page_positions * m.kv_width();
+      RotateHeads(qk + row * qk_stride + m.q_width(), m.kv_heads, m.head_dim, rope.From(row),
+                  pages_[s].keys[page] + at);
+      float* values = pages_[s].values[page] + at;
+      std::memcpy(values, qkv + row * m.qkv_rows() + v_column,
+                  static_cast<size_t>(m.kv_width()) * sizeof(float));
+      if (m.v_norm) NormHeads(*m.v_norm, m.kv_heads, m.head_dim, values);
+    }
+  }
 }
 
 void AttentionRunner::Run(const LatentAttentionOp& op, const float* query, const float* absorbed,

@@ -46,9 +46,10 @@ class AttentionRunner {
   }
   RopeCache& FindRope(const Rope& rope);
   RopeTable FilledRope(const Rope& rope);
-  const float* NormedHeads(const Attention& m, const RopeTable& rope, const float* qkv,
-                           int64_t stride);
-  void NormHeads(const std::optional<RmsNorm>& norm, int64_t width, float* x) const;
+  const float* NormedHeads(const Attention& m, const RopeTable& rope, const float* qkv);
+  void NormHeads(const RmsNorm& norm, int64_t heads, int64_t head_dim, float* x) const;
+  void Append(const Attention& m, const RopeTable& rope, const float* qkv, const float* qk,
+              int64_t qk_stride);
   // The pages of layout().kv[kv] that hold the positions up to the span's last.
   Pages PagesOf(const Span& span, int kv);
   // Attends all tokens of `runs`, which have `kv_heads` KV heads each.

@@ -12,6 +12,7 @@
 #include "cpu/causal_conv.h"
 #include "cpu/delta_rule.h"
 #include "cpu/elementwise.h"
+#include "cpu/head_mix_kernel.h"
 #include "cpu/linear.h"
 #include "cpu/loaded_weights.h"
 #include "cpu/mamba1_kernel.h"
@@ -46,7 +47,8 @@ class CpuExecutor : public HostExecutor {
         weights_(*program_.weights, pool_, options.progress),
         buffers_(program_.buffers.size()),
         matmul_scratch_(static_cast<size_t>(pool_.threads())),
-        attention_(program_, state_, pool_) {
+        attention_(program_, state_, pool_),
+        head_mix_scratch_(static_cast<size_t>(pool_.threads())) {
     for (const Op& op : program_.ops) {
       if (const auto* linear = std::get_if<LinearOp>(&op.body)) ExpandRowScales(linear->linear);
       if (const auto* router = std::get_if<RouterOp>(&op.body)) ExpandRowScales(router->router);
@@ -216,6 +218,11 @@ class CpuExecutor : public HostExecutor {
       job.output.data = Values(op.output);
     }
     if (tokens == 0) return;
+    if (op.addend != kNoId) {
+      std::memcpy(job.output.data, Values(op.addend),
+                  static_cast<size_t>(tokens * matrix.rows) * sizeof(float));
+      job.output.add = true;
+    }
     input_.Prepare(x, sliced ? Width(op.input) : matrix.cols, tokens, Norm(op.norm), matrix,
                    quantize_, pool_);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
@@ -236,11 +243,65 @@ class CpuExecutor : public HostExecutor {
           const float* gate = gate_up_.data() + t * matrix.rows;
           float* to = out + t * width;
           ActivateRow(op.activation, gate, gated ? gate + width : nullptr, width, to);
+          if (op.factor != kNoId) {
+            const float* factors = Values(op.factor) + t * Width(op.factor) + op.factor_column;
+            for (int64_t k = 0; k < width; ++k) to[k] *= factors[k];
+          }
           if (row_gate == nullptr) continue;
           const float factor = 1.0f / (1.0f + std::exp(-row_gate[t]));
           for (int64_t k = 0; k < width; ++k) to[k] *= factor;
         }
       });
+    }
+  }
+
+  void Run(const UpdateOp& op) {
+    const int64_t width = Width(op.output);
+    const UpdateRow update{op.scale,
+                           op.keep,
+                           Vector(op.add_bias),
+                           Vector(op.add_scale),
+                           Vector(op.keep_bias),
+                           Vector(op.keep_scale),
+                           op.total == kNoId ? 1.0f : Vector(op.total)[0]};
+    const float* input = Values(op.input);
+    float* normed = op.norm ? normed_.Get(static_cast<size_t>(rows() * width)) : nullptr;
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float* y = input + t * width;
+        if (op.norm) {
+          NormGroups(*op.norm, y, width, normed + t * width);
+          y = normed + t * width;
+        }
+        update.Apply(y, width, Values(op.output) + t * width);
+      }
+    });
+  }
+
+  // A norm whose weight may be that of one group for all.
+  void NormGroups(const RmsNorm& norm, const float* x, int64_t width, float* out) const {
+    const float* weight = Vector(norm.weight);
+    const int64_t part = width / norm.groups;
+    const bool repeated =
+        weight != nullptr && norm.groups > 1 &&
+        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size()) ==
+            part;
+    if (!repeated) return RmsNormRow(x, weight, width, norm.groups, norm.eps, out);
+    for (int64_t begin = 0; begin < width; begin += part) {
+      RmsNormRow(x + begin, weight, part, 1, norm.eps, out + begin);
+    }
+  }
+
+  void Run(const JoinOp& op) {
+    const int64_t stride = Width(op.output);
+    int64_t column = 0;
+    for (const BufferId input : op.inputs) {
+      const int64_t width = Width(input);
+      for (int64_t t = 0; t < rows(); ++t) {
+        std::memcpy(Values(op.output) + t * stride + column, Values(input) + t * width,
+                    static_cast<size_t>(width) * sizeof(float));
+      }
+      column += width;
     }
   }
 
@@ -580,10 +641,36 @@ class CpuExecutor : public HostExecutor {
     });
   }
 
+  void Run(const HeadMixOp& op) {
+    const Attention& m = op.mixer;
+    const HeadMixWeights weights{&m, Vector(m.mixing->conv_weight), Vector(m.mixing->conv_bias),
+                                 Vector(m.mixing->group_weight), Vector(m.mixing->group_bias)};
+    const int64_t heads = m.heads + m.kv_heads;
+    // Per sequence: its heads, then one task for v.
+    const int64_t tasks = static_cast<int64_t>(spans_.size()) * (heads + 1);
+    pool_.ParallelFor(tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Span& span = spans_[static_cast<size_t>(i / (heads + 1))];
+        HeadMixRun run;
+        run.tokens = span.tokens;
+        run.input = Values(op.input) + span.row * m.qkv_rows();
+        run.output = Values(op.output) + span.row * m.qkv_rows();
+        run.window = state_.Recurrent(span.sequence, op.conv_state);
+        run.delayed = state_.Recurrent(span.sequence, op.value_state);
+        const int64_t head = i % (heads + 1);
+        if (head == heads) {
+          DelayValues(m, run);
+        } else {
+          MixHead(weights, run, head, head_mix_scratch_[static_cast<size_t>(thread)]);
+        }
+      }
+    });
+  }
+
   void Run(const AttentionOp& op) {
     attention_.Run(op, Values(op.input), Values(op.output));
     if (!op.mixer.output_gate) return;
-    const int64_t width = op.mixer.heads * op.mixer.head_dim;
+    const int64_t width = op.mixer.q_width();
     const int64_t stride = Width(op.input);
     pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
       for (int64_t t = begin; t < end; ++t) {
@@ -597,6 +684,58 @@ class CpuExecutor : public HostExecutor {
 
   void Run(const LatentAttentionOp& op) {
     attention_.Run(op, Values(op.query), Values(op.absorbed), Values(op.kv), Values(op.output));
+  }
+
+  // A recurrence of Mamba-2's form: h = decay * h + 1 * k v^T, y = q^T h, without convolution, skip
+  // and gate.
+  void Run(const LightningOp& op) {
+    const LightningAttention& m = op.mixer;
+    const int64_t width = m.width();
+    const auto head_bytes = static_cast<size_t>(m.head_dim) * sizeof(float);
+    Mamba2 form;
+    form.heads = form.groups = m.heads;
+    form.head_dim = form.d_state = m.head_dim;
+    form.norm_before_gate = true;
+    const std::vector<float> no_skip(static_cast<size_t>(m.heads), 0.0f);
+    Mamba2Weights weights;
+    weights.mixer = &form;
+    weights.d = no_skip.data();
+    float* v_k_q = convolved_.Get(static_cast<size_t>(rows() * 3 * width));
+    float* steps = steps_.Get(static_cast<size_t>(rows() * 2 * m.heads));
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        for (int64_t head = 0; head < m.heads; ++head) {
+          const float* from = Values(op.input) + t * 3 * width + 3 * head * m.head_dim;
+          float* to = v_k_q + t * 3 * width + head * m.head_dim;
+          std::memcpy(to, from + 2 * m.head_dim, head_bytes);
+          std::memcpy(to + width, from + m.head_dim, head_bytes);
+          std::memcpy(to + 2 * width, from, head_bytes);
+          steps[t * 2 * m.heads + head] = 1.0f;
+          steps[(t * 2 + 1) * m.heads + head] = std::exp(-m.slopes[static_cast<size_t>(head)]);
+        }
+      }
+    });
+    mamba2_runs_.clear();
+    for (const Span& span : spans_) {
+      Mamba2Run run;
+      run.tokens = span.tokens;
+      run.convolved = v_k_q + span.row * 3 * width;
+      // Where a gate would be read from.
+      run.projected = run.convolved;
+      run.projected_stride = 3 * width;
+      run.steps = steps + span.row * 2 * m.heads;
+      run.state = state_.Recurrent(span.sequence, op.state);
+      run.output_stride = width;
+      run.output = Values(op.output) + span.row * width;
+      mamba2_runs_.push_back(run);
+    }
+    ScanHeads(weights);
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        float* y = Values(op.output) + t * width;
+        RmsNormRow(y, Vector(m.norm.weight), width, m.norm.groups, m.norm.eps, y);
+      }
+    });
   }
 
   void Run(const HeadsLinearOp& op) {
@@ -625,15 +764,16 @@ class CpuExecutor : public HostExecutor {
     job.matrix = &matrix;
     job.input = &input_;
     // Behind the scores, room for one row of choice scores.
-    job.output.data = router_scores_.Get(static_cast<size_t>((rows() + 1) * op.experts));
-    job.output.stride = op.experts;
+    const int64_t classes = op.experts + op.routing.idle;
+    job.output.data = router_scores_.Get(static_cast<size_t>((rows() + 1) * classes));
+    job.output.stride = classes;
     SetBiasAndScales(op.router, job.output);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
     float* out = Values(op.output);
     for (int64_t t = 0; t < rows(); ++t) {
-      ChooseExperts(op.routing, Vector(op.routing.choice_bias), job.output.data + t * op.experts,
-                    op.experts, op.top_k, job.output.data + rows() * op.experts,
-                    out + t * 2 * op.top_k);
+      ChooseExperts(op.routing, Vector(op.routing.choice_bias), Vector(op.routing.expert_scale),
+                    job.output.data + t * classes, classes, op.top_k,
+                    job.output.data + rows() * classes, out + t * 2 * op.top_k);
     }
   }
 
@@ -664,7 +804,8 @@ class CpuExecutor : public HostExecutor {
   PreparedInput input_;
   std::vector<MatmulScratch> matmul_scratch_;  // per thread
   AttentionRunner attention_;
-  std::deque<PreparedInput> head_inputs_;  // one per head
+  std::vector<Scratch<float>> head_mix_scratch_;  // per thread
+  std::deque<PreparedInput> head_inputs_;         // one per head
   Scratch<float> gathered_;
   Scratch<float> gate_up_;
   Scratch<float> convolved_;

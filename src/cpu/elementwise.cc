@@ -105,6 +105,7 @@ HWY_INLINE VF GeluTanh(VF x) {
 
 template <Activation kActivation>
 HWY_INLINE VF Activate(VF x) {
+  if constexpr (kActivation == Activation::kSigmoid) return Sigmoid(x);
   if constexpr (kActivation == Activation::kGelu) return Gelu(x);
   if constexpr (kActivation == Activation::kGeluTanh) return GeluTanh(x);
   if constexpr (kActivation == Activation::kSigmoid) return Sigmoid(x);
@@ -164,6 +165,26 @@ void AddScaledRowImpl(const float* x, float factor, int64_t size, float* out) {
   }
 }
 
+void UpdateRowImpl(const UpdateRow& update, const float* x, int64_t size, float* out) {
+  const DF df;
+  for (int64_t i = 0; i < size; i += kStep) {
+    const int64_t count = size - i;
+    const auto load = [&](const float* from) { return LoadChannels(from + i, count); };
+    VF sum = load(x);
+    if (update.add_bias != nullptr) sum = hn::Add(sum, load(update.add_bias));
+    if (update.add_scale != nullptr) sum = hn::Mul(sum, load(update.add_scale));
+    sum = hn::Mul(sum, hn::Set(df, update.scale));
+    if (update.keep != 0) {
+      VF kept = load(out);
+      if (update.keep_bias != nullptr) kept = hn::Add(kept, load(update.keep_bias));
+      if (update.keep_scale != nullptr) kept = hn::Mul(kept, load(update.keep_scale));
+      sum = hn::MulAdd(hn::Set(df, update.keep), kept, sum);
+    }
+    sum = hn::Mul(sum, hn::Set(df, update.total));
+    StoreChannels(sum, out + i, count);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace adder
 HWY_AFTER_NAMESPACE();
@@ -176,6 +197,7 @@ HWY_EXPORT(LayerNormRowImpl);
 HWY_EXPORT(TokenShiftRowImpl);
 HWY_EXPORT(ActivateRowImpl);
 HWY_EXPORT(AddScaledRowImpl);
+HWY_EXPORT(UpdateRowImpl);
 
 void RmsNormRow(const float* x, const float* weight, int64_t size, int64_t groups, float eps,
                 float* out) {
@@ -195,6 +217,10 @@ void TokenShiftRow(const float* y, const float* previous, const float* mix, int6
 void ActivateRow(Activation activation, const float* gate, const float* up, int64_t size,
                  float* out) {
   HWY_DYNAMIC_DISPATCH(ActivateRowImpl)(activation, gate, up, size, out);
+}
+
+void UpdateRow::Apply(const float* x, int64_t size, float* out) const {
+  HWY_DYNAMIC_DISPATCH(UpdateRowImpl)(*this, x, size, out);
 }
 
 void AddScaledRow(const float* x, float factor, int64_t size, float* out) {

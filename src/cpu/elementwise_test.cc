@@ -122,6 +122,43 @@ TEST_P(ElementwiseTest, OtherActivationsEqualTheirFormulas) {
   }
 }
 
+TEST_P(ElementwiseTest, UpdatesEqualTheFormula) {
+  const std::vector<float> x = Wave(19, 0.4f);
+  const std::vector<float> add_bias = Wave(19, 0.5f);
+  const std::vector<float> add_scale = Wave(19, 0.6f);
+  const std::vector<float> keep_bias = Wave(19, 0.7f);
+  const std::vector<float> keep_scale = Wave(19, 0.8f);
+  UpdateRow update;
+  update.scale = 0.3f;
+  update.keep = 1.2f;
+  update.total = 0.9f;
+  std::vector<float> out(20, 0.25f);
+  update.Apply(x.data(), 19, out.data());
+  for (size_t i = 0; i < 19; ++i) {
+    EXPECT_NEAR(out[i], 0.9 * (1.2 * 0.25 + 0.3 * x[i]), 1e-6);
+  }
+  update.add_bias = add_bias.data();
+  update.add_scale = add_scale.data();
+  update.keep_bias = keep_bias.data();
+  update.keep_scale = keep_scale.data();
+  const std::vector<float> before = out;
+  update.Apply(x.data(), 19, out.data());
+  for (size_t i = 0; i < 19; ++i) {
+    EXPECT_NEAR(out[i],
+                0.9 * (1.2 * (before[i] + keep_bias[i]) * keep_scale[i] +
+                       0.3 * (x[i] + add_bias[i]) * add_scale[i]),
+                2e-6);
+  }
+  EXPECT_EQ(out[19], 0.25f);
+  // With keep 0 what is there may be anything, the input itself too.
+  update.keep = 0;
+  std::vector<float> same = x;
+  update.Apply(same.data(), 19, same.data());
+  for (size_t i = 0; i < 19; ++i) {
+    EXPECT_NEAR(same[i], 0.9 * 0.3 * (x[i] + add_bias[i]) * add_scale[i], 1e-6);
+  }
+}
+
 TEST_P(ElementwiseTest, AddScaledEqualsTheFormula) {
   const std::vector<float> x = Wave(19, 0.4f);
   std::vector<float> out = Wave(20, 0.2f);
@@ -137,7 +174,7 @@ std::vector<float> Choose(const Routing& routing, const std::vector<float>& bias
                           std::vector<float> logits, int64_t top_k) {
   std::vector<float> scratch(logits.size());
   std::vector<float> out(static_cast<size_t>(2 * top_k));
-  ChooseExperts(routing, bias.empty() ? nullptr : bias.data(), logits.data(),
+  ChooseExperts(routing, bias.empty() ? nullptr : bias.data(), nullptr, logits.data(),
                 static_cast<int64_t>(logits.size()), top_k, scratch.data(), out.data());
   return out;
 }

@@ -284,7 +284,7 @@ void AddOneToNorms(Plan& plan) {
   };
   add_one(plan.final_norm);
   for (const Block& block : plan.blocks) {
-    add_one(block.norm_before());
+    if (!block.skip_pre_norm) add_one(block.pre_norm);
     for (const Mixer& mixer : block.mixers) {
       const auto* attention = std::get_if<Attention>(&mixer);
       if (attention == nullptr) continue;
@@ -397,9 +397,9 @@ void AddExperts(Plan& plan, const std::string& label, const ExpertModules& modul
       MatrixPart result;
       result.rows = part_rows;
       result.row_count = part_rows;
-      result.bare_name = modules.bare_names;
       if (modules.stacked) {
         result.module = modules.prefix + "." + name;
+        result.bare_name = modules.bare;
         result.experts = moe.experts;
         result.expert = expert;
       } else {

@@ -139,11 +139,12 @@ DenseMlp AddFusedMlp(Plan& plan, const std::string& prefix, int64_t intermediate
                      Activation activation);
 
 // Where the experts of a MoeMlp are. `inputs` are the modules whose rows make up gate_up, in equal
-// parts; `stacked` ones are PREFIX.NAME [experts, rows, cols], others PREFIX.EXPERT.NAME.
+// parts; `stacked` ones are PREFIX.NAME [experts, rows, cols], whose tensor's name may be bare
+// (MatrixPart), others PREFIX.EXPERT.NAME.
 struct ExpertModules {
   std::string prefix;
   bool stacked = false;
-  bool bare_names = false;  // tensors are named PREFIX.NAME, without .weight
+  bool bare = false;
   std::vector<std::string> inputs;
   std::string down;
 };

@@ -138,14 +138,16 @@ inline void ExpectClaimsAll(const Plan& plan, const std::map<std::string, Shape>
       EXPECT_TRUE(claimed.insert(part.tensor).second) << "claimed twice: " << part.tensor;
     }
   }
-  for (const auto& [name, shape] : shapes) {
-    const bool ignored = std::any_of(
+  const auto ignored = [&plan](const std::string& name) {
+    return std::any_of(
         plan.ignored_tensors.begin(), plan.ignored_tensors.end(), [&](const std::string& pattern) {
           return pattern.ends_with('*') ? name.starts_with(pattern.substr(0, pattern.size() - 1))
                                         : name == pattern;
         });
-    EXPECT_TRUE(ignored || claimed.count(name)) << "left over " << name;
-    EXPECT_FALSE(ignored && claimed.count(name)) << "claimed and ignored: " << name;
+  };
+  for (const auto& [name, shape] : shapes) {
+    EXPECT_TRUE(claimed.count(name) || ignored(name)) << "left over " << name;
+    EXPECT_FALSE(claimed.count(name) && ignored(name)) << "claimed and ignored: " << name;
   }
 }
 

@@ -45,7 +45,9 @@ void AddHeadMatrices(Plan& plan, const std::string& prefix, const TensorNames& n
 
 LatentAttention ReadLatentAttentionSizes(const JsonObject& config) {
   LatentAttention attention;
-  attention.heads = ReadSize(config, {"num_attention_heads"});
+  // Every head of every layer has matrices of its own.
+  const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
+  attention.heads = config.Int({"num_attention_heads"}, 1, kMaxHeadsInAll / layers);
   attention.latent = config.Int({"kv_lora_rank"}, 1, kMaxHeadDim);
   attention.nope_dim = config.Int({"qk_nope_head_dim"}, 1, kMaxHeadDim);
   attention.rope_dim = config.Int({"qk_rope_head_dim"}, 0, kMaxHeadDim);

@@ -10,9 +10,10 @@
 
 namespace adder {
 
-// num_attention_heads, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim (may be 0), v_head_dim and
-// q_lora_rank (null or missing: q comes from the hidden state); the scale is 1 / sqrt of the
-// query's size. The rotary embedding and the weights are left to the family.
+// num_attention_heads (bounded by num_hidden_layers), kv_lora_rank, qk_nope_head_dim,
+// qk_rope_head_dim (may be 0), v_head_dim and q_lora_rank (null or missing: q comes from the hidden
+// state); the scale is 1 / sqrt of the query's size. The rotary embedding and the weights are left
+// to the family.
 LatentAttention ReadLatentAttentionSizes(const JsonObject& config);
 
 // Below `prefix`: q_a_proj, q_a_layernorm and q_b_proj, or q_proj; kv_a_proj_with_mqa,

@@ -38,14 +38,15 @@ int64_t VectorSize(const VectorRef& vector) {
     }
     if (!count || __builtin_add_overflow(size, *count, &size)) return -1;
   }
-  return vector.parts.empty() ? -1 : size;
+  if (vector.parts.empty() || __builtin_mul_overflow(size, vector.repeat, &size)) return -1;
+  return size;
 }
 
 int64_t ParameterCount(const Plan& plan) {
   // A validated plan's total fits: ValidatePlan has added it up with overflow checks.
   int64_t count = 0;
   for (const MatrixRef& matrix : plan.matrices) count += matrix.rows * matrix.cols;
-  for (const VectorRef& vector : plan.vectors) count += VectorSize(vector);
+  for (const VectorRef& vector : plan.vectors) count += VectorSize(vector) / vector.repeat;
   return count;
 }
 
@@ -53,6 +54,7 @@ std::string MixerName(const Mixer& mixer) {
   struct Namer {
     std::string operator()(const Attention&) const { return "Attention"; }
     std::string operator()(const LatentAttention&) const { return "LatentAttention"; }
+    std::string operator()(const LightningAttention&) const { return "LightningAttention"; }
     std::string operator()(const Mamba2&) const { return "Mamba2"; }
     std::string operator()(const Mamba1&) const { return "Mamba1"; }
     std::string operator()(const ShortConv&) const { return "ShortConv"; }

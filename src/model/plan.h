@@ -25,6 +25,7 @@ inline constexpr int32_t kNoId = -1;
 // hostile, and is refused before anything is allocated.
 inline constexpr int64_t kMaxLayers = 4096;
 inline constexpr int64_t kMaxExpertsInAll = int64_t{1} << 17;  // over all layers
+inline constexpr int64_t kMaxHeadsInAll = int64_t{1} << 17;    // that have weights of their own
 inline constexpr int64_t kMaxRows = int64_t{1} << 31;          // of a matrix; also its columns
 inline constexpr int64_t kMaxSize = int64_t{1} << 24;          // heads, d_state, hidden, ...
 inline constexpr int64_t kMaxHeadDim = 4096;                   // of attention
@@ -68,6 +69,7 @@ enum class VectorTransform {
   // conv weight [channels, 1, taps] or [channels, taps, 1] -> [taps, channels]; the channels of
   // several parts lie side by side
   kConvTimeMajor,
+  kGroupedConvTimeMajor,  // conv weight [channels, inputs, taps] -> [taps, inputs, channels]
 };
 
 // A small float tensor (norm weight, bias, conv weight, ...), loaded as f32. Several parts are
@@ -80,7 +82,9 @@ struct VectorRef {
   std::string label;
   std::vector<VectorPart> parts;
   VectorTransform transform = VectorTransform::kIdentity;
-  float offset = 0;  // added to every value after the transform
+  float offset = 0;    // added to every value after the transform
+  int64_t repeat = 1;  // every value is there so many times, one after the other
+  std::optional<float> last = std::nullopt;  // replaces the last value
 };
 
 // A constant that multiplies `rows` consecutive rows.
@@ -98,6 +102,14 @@ struct Linear {
   std::vector<RowScale> row_scales = {};
 
   bool scaled() const { return input_scale != 1 || !row_scales.empty(); }
+};
+
+// A low-rank addition to a linear map of `cols` inputs: y += B (A x). `b` are equal parts of B, the
+// j-th of which reads the j-th of as many parts of A x.
+struct Adapter {
+  int64_t rank = 0;         // of each part
+  Linear a;                 // [parts * rank, cols]
+  std::vector<MatrixId> b;  // per part: [rows / parts, rank]
 };
 
 // y = x / sqrt(mean(x^2) + eps) * w, the mean taken over each of `groups` equal parts of x.
@@ -133,27 +145,60 @@ struct Rope {
   bool interleaved = false;
 };
 
+// What is done to q, k and v before their norms (Figliolia et al., "Compressed Convolutional
+// Attention", arXiv:2510.04476). Of a token's rows q | k | v1 | v2, of which v1 and v2 are half as
+// wide as v:
+//   u  = a causal depthwise convolution of q | k with `taps` taps, then a causal convolution with
+//        `group_taps` taps in which the channels of each head mix
+//   mq = (q + k of its KV head) / 2 of each query head
+//   mk = the mean of mq over the query heads of each KV head
+//   q | k becomes u + (mq | mk), and v becomes v1 | v2 of the token before (before the first: 0)
+// State: the last taps + group_taps - 2 rows of q | k, and v2 (restorable only).
+struct HeadMixing {
+  int64_t taps = 0;
+  int64_t group_taps = 0;
+  VectorId conv_weight = kNoId;   // [taps, channels], time-major
+  VectorId conv_bias = kNoId;     // [channels]
+  VectorId group_weight = kNoId;  // [group_taps, head_dim, channels], time-major
+  VectorId group_bias = kNoId;    // [channels]
+
+  int64_t past() const { return taps + group_taps - 2; }
+};
+
 // Causal grouped-query attention. qkv rows: q [heads * head_dim] | k [kv_heads * head_dim] |
-// v [kv_heads * head_dim], and with an output_gate gate [heads * head_dim]: what is attended is
-// multiplied by sigmoid(gate) before `output`. State: keys and values of every position
-// (truncatable).
+// v [kv_heads * head_dim]; with values_from_keys there are no v rows, and v is k before its norm
+// and rotation; with a shared_kv_block there are q rows alone, and k and v are those of that
+// earlier block's attention. With an output_gate, rows gate [heads * head_dim] follow: what is
+// attended is multiplied by sigmoid(gate) before `output`. State: keys and values of every position
+// (truncatable), unless shared.
 struct Attention {
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   float scale = 0;  // multiplies q . k
   std::optional<Rope> rope;
-  // Norms of q and of k. A weight of head_dim elements norms every head alone, one of all heads'
-  // elements norms them together (in `groups` parts).
+  // Norms of q, of k and of v. A weight of head_dim elements, or none, norms every head alone, one
+  // of all heads' elements norms them together (in `groups` parts).
   std::optional<RmsNorm> q_norm;
   std::optional<RmsNorm> k_norm;
+  std::optional<RmsNorm> v_norm;
   bool qk_norm_after_rope = false;  // else the norms come before the rotation
   int64_t window = 0;  // > 0: a token attends to so many positions at most, itself included
+  bool values_from_keys = false;
+  int64_t shared_kv_block = -1;      // index into Plan::blocks; its attention has the same sizes
+  std::optional<HeadMixing> mixing;  // of q, k and v that all are its own
   bool output_gate = false;
   Linear qkv;
+  std::optional<Adapter> qkv_adapter;
   Linear output;
 
-  int64_t qkv_rows() const { return (heads + 2 * kv_heads + (output_gate ? heads : 0)) * head_dim; }
+  bool owns_kv() const { return shared_kv_block < 0; }
+  int64_t q_width() const { return heads * head_dim; }
+  int64_t kv_width() const { return kv_heads * head_dim; }
+  int64_t qkv_rows() const {
+    return q_width() + (owns_kv() ? (values_from_keys ? 1 : 2) * kv_width() : 0) +
+           (output_gate ? q_width() : 0);
+  }
 };
 
 // Multi-head latent attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434). The keys and values
@@ -239,6 +284,26 @@ struct Mamba2 {
   int64_t in_proj_rows() const { return inner() + conv_channels() + (selection ? 0 : heads); }
   // With a selection.
   int64_t selection_rows() const { return 2 * groups * d_state + selection->dt_rank; }
+};
+
+// Lightning attention (Qin et al., "Various Lengths, Constant Speed", arXiv:2405.17381): linear
+// attention with a constant decay per head. qkv rows of each head: q | k | v [head_dim each], all
+// through `activation`. Per head:
+//   h = exp(-slope) * h + k v^T            (h: [head_dim, head_dim])
+//   y = h^T q
+// then the norm over the y of all heads, times sigmoid(gate x), and output.
+// State: h (restorable only).
+struct LightningAttention {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  Activation activation = Activation::kSilu;
+  std::vector<float> slopes;  // per head
+  Linear qkv;
+  RmsNorm norm;
+  Linear gate;  // [heads * head_dim, hidden]
+  Linear output;
+
+  int64_t width() const { return heads * head_dim; }
 };
 
 // Gated short convolution. in_proj rows: B [channels] | C [channels] | x [channels]. Per token:
@@ -403,10 +468,14 @@ struct DenseMlp {
   Activation activation = Activation::kSilu;
   bool gated = true;
   Linear gate_up;
+  std::optional<Adapter> gate_up_adapter;
   Linear down;
   // [1, hidden], optional: the output is multiplied by sigmoid(output_gate x). `down` then has no
   // bias.
   Linear output_gate;
+  // >= 0, of an MLP without a gate: what `down` reads is multiplied by this part of the token's
+  // layer inputs (Plan::layer_inputs).
+  int64_t layer_input = -1;
   // [hidden], optional: gate_up reads x + shift_mix * (previous token's x - x), of a sequence's
   // first token the previous x being 0. State: the previous x (restorable only).
   VectorId shift_mix = kNoId;
@@ -419,7 +488,8 @@ enum class RouterScores { kSoftmax, kSigmoid };
 // top_groups < groups, the experts lie in `groups` equal groups, a group counts by the sum of its
 // two largest score + choice_bias (ties: lower index), and outside of the top_groups best groups
 // score + choice_bias is replaced by 0. Weights: scale * score, without the bias, with `normalize`
-// divided by normalize_eps + the sum of the chosen scores.
+// divided by normalize_eps + the sum of the chosen scores; then times the expert's expert_scale.
+// The `idle` last scores belong to no expert: choosing one of them adds nothing.
 struct Routing {
   RouterScores scores = RouterScores::kSoftmax;
   VectorId choice_bias = kNoId;  // [experts], optional
@@ -428,12 +498,27 @@ struct Routing {
   bool normalize = true;
   float normalize_eps = 0;
   float scale = 1;
+  VectorId expert_scale = kNoId;  // [experts], optional
+  int64_t idle = 0;               // counted with the experts in choice_bias and expert_scale
 
   // Whether it is the common rule: the largest logits, weighed by softmax over the chosen.
   bool plain() const {
     return scores == RouterScores::kSoftmax && choice_bias == kNoId && groups == top_groups &&
-           normalize && normalize_eps == 0 && scale == 1;
+           normalize && normalize_eps == 0 && scale == 1 && expert_scale == kNoId && idle == 0;
   }
+};
+
+// What a router reads instead of the hidden state u:
+//   r = down u, plus carried_scale times the r of the router before, in the same token
+//   act(fc2 act(fc1 norm(r)))
+struct RouterMlp {
+  int64_t width = 0;
+  Activation activation = Activation::kGelu;
+  Linear down;                     // [width, hidden]
+  VectorId carried_scale = kNoId;  // [width], optional
+  RmsNorm norm;
+  Linear fc1;  // [width, width]
+  Linear fc2;  // [width, width]
 };
 
 // Sparse mixture of expert MLPs; `gated` as in DenseMlp. Experts that every token uses are a
@@ -444,29 +529,77 @@ struct MoeMlp {
   int64_t intermediate = 0;
   Activation activation = Activation::kSilu;
   bool gated = true;
-  Linear router;  // [experts, hidden]
+  Linear router;  // [experts + idle, hidden or the width of router_mlp]
+  std::optional<RouterMlp> router_mlp;
+  std::optional<RmsNorm> router_norm;  // through which the router reads, not that of the experts
   Routing routing;
   std::vector<MatrixId> gate_up;  // per expert, rows gate | up, or up alone
   std::vector<MatrixId> down;     // per expert
 };
 
-using Mixer = std::variant<Attention, LatentAttention, Mamba2, Mamba1, ShortConv, GatedDelta, RgLru,
-                           Rwkv7, DenseMlp, MoeMlp>;
+using Mixer = std::variant<Attention, LatentAttention, LightningAttention, Mamba2, Mamba1,
+                           ShortConv, GatedDelta, RgLru, Rwkv7, DenseMlp, MoeMlp>;
 
-// x += residual_scale * sum of mixers(pre_norm(x)). With a post_norm, which blocks of one mixer
-// other than MoeMlp may have: x += residual_scale * post_norm(mixer(pre_norm(x))). Without
-// has_pre_norm the mixers read x itself, and pre_norm has no weight.
+// What a block's mixers read.
+enum class BlockInput {
+  kResidual,              // x
+  kResidualAndEmbedding,  // x | the embedded token, twice as wide as x; for Attention alone
+  kSide,                  // the side stream
+  kResidualPlusSide,      // x + side_projection(side stream)
+};
+
+// Norms of one mixer of a block: `pre` instead of the block's pre_norm, `post` of its result.
+struct BranchNorms {
+  std::optional<RmsNorm> pre;
+  std::optional<RmsNorm> post;
+};
+
+// What becomes of x besides: x = total * (keep * (x + keep_bias) * keep_scale +
+//                                         residual_scale * (y + add_bias) * add_scale)
+// where y is what the block adds. Vectors that are absent change nothing.
+struct ResidualRule {
+  bool normed = false;  // x becomes pre_norm(x) first, which the mixers read
+  float keep = 1;
+  VectorId keep_bias = kNoId;   // [hidden]
+  VectorId keep_scale = kNoId;  // [hidden]
+  VectorId add_bias = kNoId;    // [hidden]
+  VectorId add_scale = kNoId;   // [hidden]
+  VectorId total = kNoId;       // [1]
+
+  bool operator==(const ResidualRule&) const = default;
+};
+
+// x += residual_scale * post_norm(sum of mixers(pre_norm(x))). There may be no post_norm, and with
+// skip_pre_norm no pre_norm.
+//
+// Beside x there may be a side stream: a block that goes to_side has one mixer other than MoeMlp,
+// none of the fields that change how x is added to, and makes mixer(pre_norm(input)) the side
+// stream for the blocks after it; x stays.
 struct Block {
   int64_t layer = 0;  // layer number of the checkpoint; a layer may be several blocks
   RmsNorm pre_norm;
   std::vector<Mixer> mixers;
   float residual_scale = 1;
   std::optional<RmsNorm> post_norm = std::nullopt;
-  bool has_pre_norm = true;
+  BlockInput input = BlockInput::kResidual;
+  Linear side_projection = {};  // [hidden, hidden]
+  bool to_side = false;
+  bool skip_pre_norm = false;                  // pre_norm is unused
+  std::vector<BranchNorms> branch_norms = {};  // none, or one per mixer
+  ResidualRule rule = {};
+};
 
-  std::optional<RmsNorm> norm_before() const {
-    return has_pre_norm ? std::optional<RmsNorm>(pre_norm) : std::nullopt;
-  }
+// What a token brings to each layer by itself: rows of `parts` parts of `width` elements,
+//   scale * (norm of each part(projection x) + embedding_scale * embedding[token])
+// x being the embedded token.
+struct LayerInputs {
+  int64_t parts = 0;
+  int64_t width = 0;
+  MatrixId embedding = kNoId;  // [vocab, parts * width]
+  float embedding_scale = 1;
+  Linear projection;  // [parts * width, hidden]
+  RmsNorm norm;       // [width], the same for every part
+  float scale = 1;
 };
 
 struct Plan {
@@ -480,6 +613,10 @@ struct Plan {
 
   MatrixId embedding = kNoId;  // [vocab, hidden]
   float embedding_scale = 1;   // multiplies the embedding
+  // [hidden], optional: x is (embedding + embedding_bias) * embedding_factor.
+  VectorId embedding_bias = kNoId;
+  VectorId embedding_factor = kNoId;
+  std::optional<LayerInputs> layer_inputs;
   std::optional<RmsNorm> embedding_norm;
   std::vector<Block> blocks;
   RmsNorm final_norm;
@@ -508,8 +645,8 @@ void ValidatePlan(const Plan& plan);
 // Parameters of the plan (every matrix once, tied weights once).
 int64_t ParameterCount(const Plan& plan);
 
-// "Attention", "LatentAttention", "Mamba2", "Mamba1", "ShortConv", "GatedDelta", "RgLru", "Rwkv7",
-// "DenseMlp", "MoeMlp".
+// "Attention", "LatentAttention", "LightningAttention", "Mamba2", "Mamba1", "ShortConv",
+// "GatedDelta", "RgLru", "Rwkv7", "DenseMlp", "MoeMlp".
 std::string MixerName(const Mixer& mixer);
 
 // "silu", "gelu", "gelu_tanh", "relu2", "sigmoid", "tanh".

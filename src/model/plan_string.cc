@@ -22,6 +22,16 @@ class PlanPrinter {
     }
     out_ << "  embedding: " << MatrixText(plan_.embedding) << " scale=" << plan_.embedding_scale
          << (plan_.embedding_norm ? Concat(" norm=", NormText(*plan_.embedding_norm)) : "") << "\n";
+    if (plan_.embedding_bias != kNoId) out_ << "  embedding_bias\n";
+    if (plan_.embedding_factor != kNoId) out_ << "  embedding_factor\n";
+    if (plan_.layer_inputs) {
+      const LayerInputs& inputs = *plan_.layer_inputs;
+      out_ << "  layer_inputs: parts=" << inputs.parts << " width=" << inputs.width
+           << " embedding=" << MatrixText(inputs.embedding)
+           << " embedding_scale=" << inputs.embedding_scale
+           << " projection=" << LinearText(inputs.projection) << " norm=" << NormText(inputs.norm)
+           << " scale=" << inputs.scale << "\n";
+    }
     for (size_t i = 0; i < plan_.blocks.size(); ++i) PrintBlock(i);
     out_ << "  final_norm: " << NormText(plan_.final_norm) << "\n";
     const bool tied = plan_.head.weight == plan_.embedding;
@@ -55,6 +65,30 @@ class PlanPrinter {
   static std::string NormText(const std::optional<RmsNorm>& norm) {
     return norm ? NormText(*norm) : std::string("none");
   }
+  std::string RouterMlpText(const std::optional<RouterMlp>& mlp) const {
+    if (!mlp) return "";
+    return Concat(" router_mlp=(width=", mlp->width, " ", ActivationName(mlp->activation),
+                  " down=", LinearText(mlp->down),
+                  mlp->carried_scale != kNoId ? " carried_scale" : "",
+                  " norm=", NormText(mlp->norm), " fc1=", LinearText(mlp->fc1),
+                  " fc2=", LinearText(mlp->fc2), ")");
+  }
+  // Nothing for the common rule.
+  static std::string RuleText(const ResidualRule& rule) {
+    std::string text;
+    if (rule.keep != 1) text += Concat(" keep=", rule.keep);
+    if (rule.keep_bias != kNoId) text += " keep_bias";
+    if (rule.keep_scale != kNoId) text += " keep_scale";
+    if (rule.add_bias != kNoId) text += " add_bias";
+    if (rule.add_scale != kNoId) text += " add_scale";
+    if (rule.total != kNoId) text += " total";
+    return text;
+  }
+  // "+adapter(rank x parts)", or nothing.
+  static std::string AdapterText(const std::optional<Adapter>& adapter) {
+    return adapter ? Concat("+adapter(", adapter->rank, "x", adapter->b.size(), ")")
+                   : std::string();
+  }
   // The first of matrices that have one shape.
   static MatrixId FirstOf(const std::vector<MatrixId>& matrices) {
     return matrices.empty() ? kNoId : matrices.front();
@@ -76,23 +110,40 @@ class PlanPrinter {
     if (routing.top_groups < routing.groups) {
       text += Concat(",groups=", routing.top_groups, "/", routing.groups);
     }
+    if (routing.idle > 0) text += Concat(",idle=", routing.idle);
     if (routing.normalize) text += Concat(",normalize(eps=", routing.normalize_eps, ")");
+    if (routing.expert_scale != kNoId) text += ",expert_scale";
     return text + Concat(",scale=", routing.scale, ")");
   }
 
   void PrintBlock(size_t index) {
     const Block& block = plan_.blocks[index];
-    out_ << "  block " << index << " layer " << block.layer << ": "
-         << NormText(block.norm_before());
+    out_ << "  block " << index << " layer " << block.layer << ": ";
+    if (block.input == BlockInput::kResidualAndEmbedding) out_ << "x | embedding -> ";
+    if (block.input == BlockInput::kSide) out_ << "side -> ";
+    if (block.input == BlockInput::kResidualPlusSide) {
+      out_ << "x + " << LinearText(block.side_projection) << " side -> ";
+    }
+    if (block.rule.normed) out_ << "x = ";
+    out_ << (block.skip_pre_norm ? "x" : NormText(block.pre_norm));
     const char* separator = " -> ";
-    for (const Mixer& mixer : block.mixers) {
-      out_ << separator << MixerName(mixer) << "(";
+    for (size_t i = 0; i < block.mixers.size(); ++i) {
+      const Mixer& mixer = block.mixers[i];
+      const BranchNorms norms = block.branch_norms.empty() ? BranchNorms{} : block.branch_norms[i];
+      out_ << separator;
+      if (norms.pre) out_ << NormText(*norms.pre) << " of x -> ";
+      out_ << MixerName(mixer) << "(";
       std::visit([this](const auto& typed) { Print(typed); }, mixer);
       out_ << ")";
+      if (norms.post) out_ << " -> " << NormText(*norms.post);
       separator = " + ";
     }
     if (block.post_norm) out_ << " -> " << NormText(*block.post_norm);
-    out_ << " -> residual_scale=" << block.residual_scale << "\n";
+    if (block.to_side) {
+      out_ << " -> side\n";
+    } else {
+      out_ << " -> residual_scale=" << block.residual_scale << RuleText(block.rule) << "\n";
+    }
   }
 
   void Print(const Attention& mixer) {
@@ -101,10 +152,18 @@ class PlanPrinter {
          << " rope=" << RopeText(mixer.rope);
     if (mixer.q_norm) out_ << " q_norm=" << NormText(*mixer.q_norm);
     if (mixer.k_norm) out_ << " k_norm=" << NormText(*mixer.k_norm);
-    if (mixer.qk_norm_after_rope) out_ << " qk_norm_after_rope";
+    if (mixer.v_norm) out_ << " v_norm=" << NormText(*mixer.v_norm);
     if (mixer.window > 0) out_ << " window=" << mixer.window;
+    if (mixer.values_from_keys) out_ << " values_from_keys";
+    if (!mixer.owns_kv()) out_ << " shared_kv_block=" << mixer.shared_kv_block;
+    if (mixer.mixing) {
+      out_ << " mixing=(taps=" << mixer.mixing->taps << " group_taps=" << mixer.mixing->group_taps
+           << ")";
+    }
+    if (mixer.qk_norm_after_rope) out_ << " qk_norm_after_rope";
     if (mixer.output_gate) out_ << " output_gate";
-    out_ << " qkv=" << LinearText(mixer.qkv) << " output=" << LinearText(mixer.output);
+    out_ << " qkv=" << LinearText(mixer.qkv) << AdapterText(mixer.qkv_adapter)
+         << " output=" << LinearText(mixer.output);
   }
 
   void Print(const LatentAttention& mixer) {
@@ -120,6 +179,14 @@ class PlanPrinter {
          << " absorb=" << MatrixText(FirstOf(mixer.absorb))
          << " expand=" << MatrixText(FirstOf(mixer.expand))
          << " output=" << LinearText(mixer.output);
+  }
+
+  void Print(const LightningAttention& mixer) {
+    out_ << "heads=" << mixer.heads << " head_dim=" << mixer.head_dim
+         << " activation=" << ActivationName(mixer.activation) << " slopes=";
+    for (size_t i = 0; i < mixer.slopes.size(); ++i) out_ << (i > 0 ? "," : "") << mixer.slopes[i];
+    out_ << " qkv=" << LinearText(mixer.qkv) << " norm=" << NormText(mixer.norm)
+         << " gate=" << LinearText(mixer.gate) << " output=" << LinearText(mixer.output);
   }
 
   void Print(const Mamba2& mixer) {
@@ -199,10 +266,12 @@ class PlanPrinter {
   void Print(const DenseMlp& mixer) {
     out_ << "intermediate=" << mixer.intermediate
          << " activation=" << ActivationText(mixer.activation, mixer.gated)
-         << " gate_up=" << LinearText(mixer.gate_up) << " down=" << LinearText(mixer.down);
+         << " gate_up=" << LinearText(mixer.gate_up) << AdapterText(mixer.gate_up_adapter)
+         << " down=" << LinearText(mixer.down);
     if (mixer.output_gate.weight != kNoId) {
       out_ << " output_gate=" << LinearText(mixer.output_gate);
     }
+    if (mixer.layer_input >= 0) out_ << " layer_input=" << mixer.layer_input;
     if (mixer.shift_mix != kNoId) out_ << " shifted";
   }
 
@@ -211,7 +280,8 @@ class PlanPrinter {
          << " intermediate=" << mixer.intermediate
          << " activation=" << ActivationText(mixer.activation, mixer.gated)
          << " router=" << LinearText(mixer.router) << RoutingText(mixer.routing)
-         << " gate_up=" << MatrixText(FirstOf(mixer.gate_up))
+         << (mixer.router_norm ? " router_norm=" + NormText(*mixer.router_norm) : std::string())
+         << RouterMlpText(mixer.router_mlp) << " gate_up=" << MatrixText(FirstOf(mixer.gate_up))
          << " down=" << MatrixText(FirstOf(mixer.down));
   }
 

@@ -37,6 +37,9 @@ class Validator {
       CheckNorm("embedding_norm", *plan_.embedding_norm, plan_.hidden, true);
     CheckNorm("final_norm", plan_.final_norm, plan_.hidden, true);
     CheckLinear("head", plan_.head, plan_.vocab, plan_.hidden);
+    CheckOptional("embedding_bias", plan_.embedding_bias, plan_.hidden);
+    CheckOptional("embedding_factor", plan_.embedding_factor, plan_.hidden);
+    if (plan_.layer_inputs) CheckLayerInputs(*plan_.layer_inputs);
     for (size_t i = 0; i < plan_.blocks.size(); ++i) CheckBlock(i);
     CheckAllUsed();
   }
@@ -113,6 +116,8 @@ class Validator {
       for (const VectorPart& part : vector.parts) {
         if (part.tensor.empty()) Fail(where_, "a part names no tensor.");
       }
+      Range("repeat", vector.repeat, 1, kMaxSize);
+      if (vector.last) Finite("last", *vector.last);
       const int64_t size = VectorSize(vector);
       if (size < 0) Fail(where_, "its shapes are missing, disagree or overflow.");
       Finite("offset", vector.offset);
@@ -122,6 +127,12 @@ class Validator {
         if (vector.parts.size() != 1 || vector.parts[0].shapes.size() != 1 ||
             vector.parts[0].shapes[0].size() != 2) {
           Fail(where_, "a decay to be transposed has exactly one part of two dimensions.");
+        }
+      }
+      if (vector.transform == VectorTransform::kGroupedConvTimeMajor) {
+        if (vector.parts.size() != 1 || vector.parts[0].shapes.size() != 1 ||
+            vector.parts[0].shapes[0].size() != 3) {
+          Fail(where_, "a grouped convolution weight has exactly one part of three dimensions.");
         }
       }
       if (vector.transform != VectorTransform::kConvTimeMajor) continue;
@@ -182,6 +193,22 @@ class Validator {
     vector_used_[id] = true;
   }
 
+  void CheckOptional(const char* field, VectorId id, int64_t size) {
+    if (id != kNoId) CheckVector(field, id, size);
+  }
+
+  void CheckLayerInputs(const LayerInputs& inputs) {
+    Range("layer_inputs parts", inputs.parts, 1, kMaxLayers);
+    Range("layer_inputs width", inputs.width, 1, kMaxSize);
+    const int64_t rows = inputs.parts * inputs.width;
+    Finite("layer_inputs embedding_scale", inputs.embedding_scale);
+    Finite("layer_inputs scale", inputs.scale);
+    CheckMatrix("layer_inputs embedding", inputs.embedding, plan_.vocab, rows);
+    CheckLinear("layer_inputs projection", inputs.projection, rows, plan_.hidden);
+    CheckNorm("layer_inputs norm", inputs.norm, inputs.width);
+    Equal("layer_inputs norm groups", inputs.norm.groups, "the number it may have", 1);
+  }
+
   void CheckLinear(const char* field, const Linear& linear, int64_t rows, int64_t cols) {
     CheckMatrix(field, linear.weight, rows, cols);
     if (linear.bias != kNoId) CheckVector(Concat(field, " bias").c_str(), linear.bias, rows);
@@ -229,24 +256,79 @@ class Validator {
     const std::string place = Concat("block ", index, " (layer ", block.layer, ")");
     Enter(place);
     Range("layer", block.layer, 0, kMaxLayers - 1);
-    if (block.has_pre_norm) {
-      CheckNorm("pre_norm", block.pre_norm, plan_.hidden, true);
-    } else {
-      Equal("weight of pre_norm", block.pre_norm.weight, "without has_pre_norm it", kNoId);
-    }
+    CheckSide(block);
+    if (!block.skip_pre_norm) CheckNorm("pre_norm", block.pre_norm, input_width_, true);
     Finite("residual_scale", block.residual_scale);
     if (block.mixers.empty()) Fail(where_, "it has no mixers.");
-    if (block.post_norm) {
-      CheckNorm("post_norm", *block.post_norm, plan_.hidden);
-      Equal("number of mixers", static_cast<int64_t>(block.mixers.size()),
-            "the number that post_norm allows", 1);
-      if (std::holds_alternative<MoeMlp>(block.mixers[0])) {
-        Fail(where_, "a post_norm after MoeMlp is not implemented.");
-      }
+    if (block.post_norm) CheckNorm("post_norm", *block.post_norm, plan_.hidden);
+    if (!block.branch_norms.empty()) {
+      Equal("number of branch_norms", static_cast<int64_t>(block.branch_norms.size()),
+            "the number of mixers", static_cast<int64_t>(block.mixers.size()));
     }
+    for (const BranchNorms& norms : block.branch_norms) {
+      if (norms.pre) CheckNorm("branch_norms pre", *norms.pre, input_width_);
+      if (norms.post) CheckNorm("branch_norms post", *norms.post, plan_.hidden);
+    }
+    CheckRule(block);
+    block_index_ = static_cast<int64_t>(index);
     for (size_t i = 0; i < block.mixers.size(); ++i) {
       Enter(Concat(place, ", mixer ", i, " (", MixerName(block.mixers[i]), ")"));
       std::visit([this](const auto& mixer) { Check(mixer); }, block.mixers[i]);
+    }
+  }
+
+  // Where the block reads and writes.
+  void CheckSide(const Block& block) {
+    const bool joined = block.input == BlockInput::kResidualAndEmbedding;
+    input_width_ = joined ? 2 * plan_.hidden : plan_.hidden;
+    for (const Mixer& mixer : block.mixers) {
+      if (joined && !std::holds_alternative<Attention>(mixer)) {
+        Fail(where_, MixerName(mixer), " cannot read the residual and the embedding.");
+      }
+    }
+    const bool reads_side =
+        block.input == BlockInput::kSide || block.input == BlockInput::kResidualPlusSide;
+    if (reads_side && !has_side_) Fail(where_, "no block before it goes to_side.");
+    if (block.input == BlockInput::kResidualPlusSide) {
+      CheckLinear("side_projection", block.side_projection, plan_.hidden, plan_.hidden);
+    }
+    if (!block.to_side) return;
+    has_side_ = true;
+    if (block.mixers.size() != 1 || std::holds_alternative<MoeMlp>(block.mixers[0]) ||
+        block.post_norm || block.residual_scale != 1 || !block.branch_norms.empty() ||
+        block.rule != ResidualRule{}) {
+      Fail(where_,
+           "a block that goes to_side has one mixer other than MoeMlp, and nothing that "
+           "changes how x is added to.");
+    }
+  }
+
+  void CheckRule(const Block& block) {
+    const ResidualRule& rule = block.rule;
+    Finite("keep", rule.keep);
+    CheckOptional("keep_bias", rule.keep_bias, plan_.hidden);
+    CheckOptional("keep_scale", rule.keep_scale, plan_.hidden);
+    CheckOptional("add_bias", rule.add_bias, plan_.hidden);
+    CheckOptional("add_scale", rule.add_scale, plan_.hidden);
+    CheckOptional("total", rule.total, 1);
+    if (!rule.normed) return;
+    if (block.skip_pre_norm || block.input != BlockInput::kResidual) {
+      Fail(where_,
+           "x cannot become its pre_norm in a block without one, or that reads more than x.");
+    }
+    for (const BranchNorms& norms : block.branch_norms) {
+      if (norms.pre) Fail(where_, "x becomes its pre_norm, but a mixer has another.");
+    }
+  }
+
+  void CheckAdapter(const char* field, const Adapter& adapter, int64_t rows, int64_t cols) {
+    const auto parts = static_cast<int64_t>(adapter.b.size());
+    Range(Concat(field, " rank").c_str(), adapter.rank, 1, kMaxSize);
+    Range(Concat(field, " parts").c_str(), parts, 1, 16);
+    Divides(field, rows, "its number of parts", parts);
+    CheckLinear(Concat(field, " a").c_str(), adapter.a, parts * adapter.rank, cols);
+    for (const MatrixId id : adapter.b) {
+      CheckMatrix(Concat(field, " b").c_str(), id, rows / parts, adapter.rank);
     }
   }
 
@@ -259,12 +341,52 @@ class Validator {
     if (mixer.rope) CheckRope(*mixer.rope, mixer.head_dim);
     if (mixer.q_norm) CheckHeadNorm("q_norm", *mixer.q_norm, mixer.head_dim, mixer.heads);
     if (mixer.k_norm) CheckHeadNorm("k_norm", *mixer.k_norm, mixer.head_dim, mixer.kv_heads);
+    if (mixer.v_norm) CheckHeadNorm("v_norm", *mixer.v_norm, mixer.head_dim, mixer.kv_heads);
     Range("window", mixer.window, 0, std::numeric_limits<int64_t>::max());
+    if (!mixer.owns_kv()) CheckSharedKv(mixer);
+    if (mixer.mixing) CheckMixing(mixer, *mixer.mixing);
+    if (mixer.output_gate && mixer.mixing) {
+      Fail(where_, "an output_gate beside mixing is not implemented.");
+    }
     if (mixer.qk_norm_after_rope && !mixer.rope) {
       Fail(where_, "qk_norm_after_rope is set, but there is no rope.");
     }
-    CheckLinear("qkv", mixer.qkv, mixer.qkv_rows(), plan_.hidden);
+    CheckLinear("qkv", mixer.qkv, mixer.qkv_rows(), input_width_);
+    if (mixer.qkv_adapter) {
+      CheckAdapter("qkv_adapter", *mixer.qkv_adapter, mixer.qkv_rows(), input_width_);
+    }
     CheckLinear("output", mixer.output, plan_.hidden, mixer.heads * mixer.head_dim);
+  }
+
+  void CheckMixing(const Attention& mixer, const HeadMixing& mixing) {
+    if (!mixer.owns_kv() || mixer.values_from_keys) {
+      Fail(where_, "mixing needs keys and values of its own.");
+    }
+    Divides("kv_heads x head_dim", mixer.kv_width(), "2", 2);
+    Range("taps", mixing.taps, 1, 1024);
+    Range("group_taps", mixing.group_taps, 1, 1024);
+    const int64_t channels = mixer.q_width() + mixer.kv_width();
+    CheckVector("conv_weight", mixing.conv_weight, mixing.taps * channels);
+    CheckVector("conv_bias", mixing.conv_bias, channels);
+    CheckVector("group_weight", mixing.group_weight, mixing.group_taps * mixer.head_dim * channels);
+    CheckVector("group_bias", mixing.group_bias, channels);
+  }
+
+  // The keys and values of an earlier block must be there, and fit.
+  void CheckSharedKv(const Attention& mixer) const {
+    Range("shared_kv_block", mixer.shared_kv_block, 0, block_index_ - 1);
+    if (mixer.k_norm || mixer.v_norm || mixer.values_from_keys) {
+      Fail(where_, "it has a k_norm, a v_norm or values_from_keys, but no keys of its own.");
+    }
+    const Block& block = plan_.blocks[static_cast<size_t>(mixer.shared_kv_block)];
+    const Attention* owner =
+        block.mixers.size() == 1 ? std::get_if<Attention>(&block.mixers[0]) : nullptr;
+    if (owner == nullptr || !owner->owns_kv()) {
+      Fail(where_, "shared_kv_block (", mixer.shared_kv_block,
+           ") is no block of one Attention with keys of its own.");
+    }
+    Equal("kv_heads", mixer.kv_heads, "that of shared_kv_block", owner->kv_heads);
+    Equal("head_dim", mixer.head_dim, "that of shared_kv_block", owner->head_dim);
   }
 
   // Of heads of `head_dim` elements.
@@ -279,7 +401,9 @@ class Validator {
   }
 
   void Check(const LatentAttention& mixer) {
-    Range("heads", mixer.heads, 1, kMaxSize);
+    Range("heads", mixer.heads, 1, kMaxHeadsInAll);
+    heads_in_all_ += mixer.heads;
+    Range("heads of all layers so far", heads_in_all_, 1, kMaxHeadsInAll);
     Range("latent", mixer.latent, 1, kMaxHeadDim);
     Range("nope_dim", mixer.nope_dim, 1, kMaxHeadDim);
     Range("rope_dim", mixer.rope_dim, 0, kMaxHeadDim);
@@ -307,6 +431,28 @@ class Validator {
     for (const MatrixId id : mixer.absorb) CheckMatrix("absorb", id, mixer.latent, mixer.nope_dim);
     for (const MatrixId id : mixer.expand) CheckMatrix("expand", id, mixer.value_dim, mixer.latent);
     CheckLinear("output", mixer.output, plan_.hidden, mixer.heads * mixer.value_dim);
+  }
+
+  void Check(const LightningAttention& mixer) {
+    Range("heads", mixer.heads, 1, kMaxSize);
+    Range("head_dim", mixer.head_dim, 1, kMaxHeadDim);
+    const std::optional<int64_t> state =
+        ElementCount({mixer.heads, mixer.head_dim, mixer.head_dim});
+    if (!state || *state > kMaxStateSize) {
+      Fail(where_, "a state of heads x head_dim x head_dim is larger than ", kMaxStateSize,
+           " elements.");
+    }
+    Equal("number of slopes", static_cast<int64_t>(mixer.slopes.size()), "heads", mixer.heads);
+    for (const float slope : mixer.slopes) {
+      // Written so that NaN fails.
+      if (!(slope >= 0) || !std::isfinite(slope)) {
+        Fail(where_, "a slope is ", slope, ", it should be a number of at least 0.");
+      }
+    }
+    CheckLinear("qkv", mixer.qkv, 3 * mixer.width(), plan_.hidden);
+    CheckNorm("norm", mixer.norm, mixer.width());
+    CheckLinear("gate", mixer.gate, mixer.width(), plan_.hidden);
+    CheckLinear("output", mixer.output, plan_.hidden, mixer.width());
   }
 
   void Check(const Mamba2& mixer) {
@@ -483,6 +629,7 @@ class Validator {
 
   // A norm of all heads together, or of each head alone with one weight for all.
   void CheckHeadNorm(const char* field, const RmsNorm& norm, int64_t head_dim, int64_t heads) {
+    if (norm.weight == kNoId) return CheckNormNumbers(field, norm, head_dim);
     const bool known = norm.weight >= 0 && norm.weight < static_cast<int64_t>(plan_.vectors.size());
     const bool each = known && VectorSize(plan_.vectors[norm.weight]) == head_dim;
     CheckNorm(field, norm, each ? head_dim : heads * head_dim);
@@ -492,8 +639,24 @@ class Validator {
     Range("intermediate", mixer.intermediate, 1, kMaxSize);
     const int64_t rows = mixer.gated ? 2 * mixer.intermediate : mixer.intermediate;
     CheckLinear("gate_up", mixer.gate_up, rows, plan_.hidden);
+    if (mixer.gate_up_adapter) {
+      CheckAdapter("gate_up_adapter", *mixer.gate_up_adapter, rows, plan_.hidden);
+    }
     CheckLinear("down", mixer.down, plan_.hidden, mixer.intermediate);
-    if (mixer.shift_mix != kNoId) CheckVector("shift_mix", mixer.shift_mix, plan_.hidden);
+    if (mixer.layer_input >= 0) {
+      if (!plan_.layer_inputs || mixer.gated) {
+        Fail(where_, "layer_input needs layer_inputs and an MLP without a gate.");
+      }
+      Range("layer_input", mixer.layer_input, 0, plan_.layer_inputs->parts - 1);
+      Equal("intermediate", mixer.intermediate, "the width of layer_inputs",
+            plan_.layer_inputs->width);
+    }
+    if (mixer.shift_mix != kNoId) {
+      CheckVector("shift_mix", mixer.shift_mix, plan_.hidden);
+      if (mixer.gate_up_adapter) {
+        Fail(where_, "a gate_up_adapter beside a shift_mix is not implemented.");
+      }
+    }
     if (mixer.output_gate.weight == kNoId) return;
     if (mixer.shift_mix != kNoId)
       Fail(where_, "an output_gate beside a shift_mix is not implemented.");
@@ -502,6 +665,7 @@ class Validator {
       Fail(where_, "down has a bias, which output_gate does not allow.");
   }
 
+  // `experts`: the idle ones are among them.
   void CheckRouting(const Routing& routing, int64_t experts, int64_t top_k) {
     if (routing.choice_bias != kNoId) CheckVector("choice_bias", routing.choice_bias, experts);
     Range("routing groups", routing.groups, 1, experts);
@@ -512,11 +676,25 @@ class Validator {
       Range("top_k", top_k, 1, routing.top_groups * (experts / routing.groups));
     }
     Finite("routing scale", routing.scale);
+    CheckOptional("routing expert_scale", routing.expert_scale, experts);
     // Written so that NaN fails.
     if (!(routing.normalize_eps >= 0) || !std::isfinite(routing.normalize_eps)) {
       Fail(where_, "routing normalize_eps is ", routing.normalize_eps,
            ", it should be a number of at least 0.");
     }
+  }
+
+  void CheckRouterMlp(const RouterMlp& mlp) {
+    Range("router_mlp width", mlp.width, 1, kMaxSize);
+    CheckLinear("router_mlp down", mlp.down, mlp.width, plan_.hidden);
+    if (mlp.carried_scale != kNoId) {
+      CheckVector("router_mlp carried_scale", mlp.carried_scale, mlp.width);
+      Equal("router_mlp width", mlp.width, "that of the router before", router_width_);
+    }
+    router_width_ = mlp.width;
+    CheckNorm("router_mlp norm", mlp.norm, mlp.width);
+    CheckLinear("router_mlp fc1", mlp.fc1, mlp.width, mlp.width);
+    CheckLinear("router_mlp fc2", mlp.fc2, mlp.width, mlp.width);
   }
 
   void Check(const MoeMlp& mixer) {
@@ -525,8 +703,13 @@ class Validator {
     Range("experts of all layers so far", experts_in_all_, 1, kMaxExpertsInAll);
     Range("top_k", mixer.top_k, 1, mixer.experts);
     Range("intermediate", mixer.intermediate, 1, kMaxSize);
-    CheckLinear("router", mixer.router, mixer.experts, plan_.hidden);
-    CheckRouting(mixer.routing, mixer.experts, mixer.top_k);
+    Range("idle", mixer.routing.idle, 0, mixer.experts);
+    const int64_t classes = mixer.experts + mixer.routing.idle;
+    CheckLinear("router", mixer.router, classes,
+                mixer.router_mlp ? mixer.router_mlp->width : plan_.hidden);
+    if (mixer.router_norm) CheckNorm("router_norm", *mixer.router_norm, plan_.hidden);
+    if (mixer.router_mlp) CheckRouterMlp(*mixer.router_mlp);
+    CheckRouting(mixer.routing, classes, mixer.top_k);
     const int64_t rows = mixer.gated ? 2 * mixer.intermediate : mixer.intermediate;
     Equal("number of gate_up matrices", static_cast<int64_t>(mixer.gate_up.size()), "experts",
           mixer.experts);
@@ -558,6 +741,11 @@ class Validator {
   std::vector<bool> matrix_used_;
   std::vector<bool> vector_used_;
   int64_t experts_in_all_ = 0;
+  int64_t heads_in_all_ = 0;  // of latent attention
+  int64_t input_width_ = 0;   // of the block being checked
+  int64_t block_index_ = 0;
+  int64_t router_width_ = 0;  // of the last router_mlp; 0: there was none
+  bool has_side_ = false;     // whether a block so far goes to_side
   int64_t first_values_ = 0;  // inner of the first Rwkv7 mixer; 0: none so far
 };
 

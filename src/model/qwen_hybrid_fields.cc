@@ -223,7 +223,7 @@ class Builder {
       ExpertModules modules;
       modules.prefix = prefix + ".experts";
       modules.stacked = true;
-      modules.bare_names = true;
+      modules.bare = true;
       modules.inputs = {"gate_up_proj"};
       modules.down = "down_proj";
       AddExperts(plan_, LabelOf(prefix), modules, moe);

@@ -56,6 +56,8 @@ StateLayout MakeStateLayout(const Plan& plan) {
       } else if (const auto* selective = std::get_if<Mamba1>(&mixers[mixer])) {
         add(block, mixer, "conv", {selective->d_conv - 1, selective->inner});
         add(block, mixer, "ssm", {selective->d_state, selective->inner});
+      } else if (const auto* lightning = std::get_if<LightningAttention>(&mixers[mixer])) {
+        add(block, mixer, "h", {lightning->heads, lightning->head_dim, lightning->head_dim});
       } else if (const auto* conv = std::get_if<ShortConv>(&mixers[mixer])) {
         add(block, mixer, "conv", {conv->d_conv - 1, conv->channels});
       } else if (const auto* delta = std::get_if<GatedDelta>(&mixers[mixer])) {
@@ -70,7 +72,12 @@ StateLayout MakeStateLayout(const Plan& plan) {
       } else if (const auto* mlp = std::get_if<DenseMlp>(&mixers[mixer])) {
         if (mlp->shift_mix != kNoId) add(block, mixer, "shift", {plan.hidden});
       } else if (const auto* attention = std::get_if<Attention>(&mixers[mixer])) {
+        if (!attention->owns_kv()) continue;
         layout.kv.push_back({block, mixer, attention->kv_heads, attention->head_dim});
+        if (!attention->mixing) continue;
+        add(block, mixer, "conv",
+            {attention->mixing->past(), attention->q_width() + attention->kv_width()});
+        add(block, mixer, "value", {attention->kv_width() / 2});
       } else if (const auto* latent = std::get_if<LatentAttention>(&mixers[mixer])) {
         layout.kv.push_back({block, mixer, 1, latent->key_dim(), false});
       }

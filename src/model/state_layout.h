@@ -14,7 +14,8 @@ struct RecurrentState {
   int block = 0;
   int mixer = 0;
   // "conv": [d_conv - 1, channels], oldest first; "ssm": [heads, d_state, head_dim] of Mamba-2,
-  // [d_state, inner] of Mamba-1.
+  // [d_state, inner] of Mamba-1; "h": [heads, k, v] of lightning attention;
+  // "value": [kv_heads * head_dim / 2], v2 of attention with mixing, whose "conv" has q | k.
   std::string name;
   Shape shape;
   int64_t offset = 0;  // in floats from the start of the slot; a multiple of 16

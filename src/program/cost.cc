@@ -31,6 +31,19 @@ class Costing {
     return {LinearBytes(op.linear) + NormBytes(op.norm), 0, tokens * MatrixFlops(op.linear.weight)};
   }
 
+  OpCost operator()(const JoinOp&) const { return {}; }
+
+  OpCost operator()(const UpdateOp& op) const {
+    const int64_t width = program_.buffers[static_cast<size_t>(op.output)].width;
+    int64_t per_element = op.norm ? 4 : 1;
+    int64_t bytes = NormBytes(op.norm) + VectorBytes(op.total);
+    for (const VectorId id : {op.add_bias, op.add_scale, op.keep_bias, op.keep_scale}) {
+      per_element += id != kNoId;
+      bytes += VectorBytes(id);
+    }
+    return {bytes, 0, work_.tokens * per_element * width};
+  }
+
   OpCost operator()(const NormAddOp& op) const {
     return {NormBytes(op.norm), 0, work_.tokens * 4 * VectorElements(op.norm.weight)};
   }
@@ -69,6 +82,16 @@ class Costing {
                 NormBytes(m.b_norm) + NormBytes(m.c_norm),
             work_.sequences * 2 * m.inner * m.d_state * kFloatBytes,
             work_.tokens * (per_token + MatrixFlops(m.dt_proj.weight))};
+  }
+
+  OpCost operator()(const HeadMixOp& op) const {
+    const Attention& a = op.mixer;
+    const HeadMixing& m = *a.mixing;
+    const int64_t channels = a.q_width() + a.kv_width();
+    return {VectorBytes(m.conv_weight) + VectorBytes(m.conv_bias) + VectorBytes(m.group_weight) +
+                VectorBytes(m.group_bias),
+            work_.sequences * 2 * (m.past() * channels + a.kv_width() / 2) * kFloatBytes,
+            work_.tokens * channels * (2 * m.taps + 2 * m.group_taps * a.head_dim + 3)};
   }
 
   OpCost operator()(const TokenShiftOp& op) const {
@@ -110,7 +133,7 @@ class Costing {
     const Attention& a = op.mixer;
     const int64_t position_bytes = 2 * a.kv_heads * a.head_dim * kFloatBytes;
     const int64_t context = a.window > 0 ? std::min(work_.context, a.window - 1) : work_.context;
-    return {NormBytes(a.q_norm) + NormBytes(a.k_norm),
+    return {NormBytes(a.q_norm) + NormBytes(a.k_norm) + NormBytes(a.v_norm),
             (work_.sequences * context + work_.tokens) * position_bytes,
             4 * a.heads * a.head_dim * AttendedPairs(a.window)};
   }
@@ -131,9 +154,16 @@ class Costing {
             2 * a.heads * (a.key_dim() + a.latent) * AttendedPairs()};
   }
 
+  OpCost operator()(const LightningOp& op) const {
+    const LightningAttention& m = op.mixer;
+    const int64_t state = m.width() * m.head_dim;
+    return {NormBytes(m.norm), work_.sequences * 2 * state * kFloatBytes, work_.tokens * 5 * state};
+  }
+
   OpCost operator()(const RouterOp& op) const {
-    return {LinearBytes(op.router) + VectorBytes(op.routing.choice_bias) + NormBytes(op.norm), 0,
-            work_.tokens * MatrixFlops(op.router.weight)};
+    return {LinearBytes(op.router) + VectorBytes(op.routing.choice_bias) +
+                VectorBytes(op.routing.expert_scale) + NormBytes(op.norm),
+            0, work_.tokens * MatrixFlops(op.router.weight)};
   }
 
   OpCost operator()(const ExpertGateUpOp& op) const {

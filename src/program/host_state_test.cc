@@ -76,7 +76,8 @@ TEST(HostState, CopiesSharePagesUntilOneWrites) {
   const SequenceId original = state.Create();
   Append(state, original, 6, 0.0f);
   const int64_t slot_bytes = 64 * 4;
-  const int64_t page_bytes = (48 + 48) * 4;  // 4 positions x 12 floats; 40 floats, to 16's multiple
+  // 4 positions x 12 floats; 40 floats, and 28, to multiples of 16.
+  const int64_t page_bytes = (48 + 48 + 32) * 4;
   EXPECT_EQ(state.Bytes(), slot_bytes + 2 * page_bytes);
   const SequenceId copy = state.Copy(original);
   EXPECT_EQ(state.Position(copy), 6);
@@ -130,7 +131,7 @@ TEST(HostState, ExportAndImportKeepEverything) {
   const SequenceId id = state.Create();
   Append(state, id, 7, 0.125f);
   const std::vector<std::byte> bytes = state.Export(id);
-  EXPECT_EQ(bytes.size(), 32u + 64 * 4 + 7 * (12 + 10) * 4 + 8);
+  EXPECT_EQ(bytes.size(), 32u + 64 * 4 + 7 * (12 + 10 + 7) * 4 + 8);
 
   StateLayout larger_pages = TestLayout();
   larger_pages.page_positions = 16;

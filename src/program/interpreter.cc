@@ -101,6 +101,10 @@ class Interpreter : public HostExecutor {
     return program_.weights->vectors[static_cast<size_t>(id)].data();
   }
 
+  size_t VectorSize(VectorId id) const {
+    return program_.weights->vectors[static_cast<size_t>(id)].size();
+  }
+
   // Row `row` of a buffer, after the norm if there is one. Not rounded to f32 in between.
   std::vector<double> NormalizedRow(BufferId id, size_t row, const std::optional<RmsNorm>& norm) {
     return Normalized(RowOf(id, row), Width(id), norm);
@@ -123,7 +127,11 @@ class Interpreter : public HostExecutor {
       }
       const double factor = 1.0 / std::sqrt(squares / static_cast<double>(size) + norm->eps);
       for (size_t i = begin; i < begin + size; ++i) {
-        out[i] *= factor * (norm->weight == kNoId ? 1.0f : Vector(norm->weight)[i]);
+        if (norm->weight == kNoId) {
+          out[i] *= factor;
+        } else {
+          out[i] *= factor * Vector(norm->weight)[i % VectorSize(norm->weight)];
+        }
         if (norm->bias != kNoId) out[i] += Vector(norm->bias)[i];
       }
     }
@@ -189,9 +197,10 @@ class Interpreter : public HostExecutor {
         x.resize(static_cast<size_t>(cols));
       }
     }
-    const std::vector<std::vector<double>> results = Apply(op.linear, inputs);
+    std::vector<std::vector<double>> results = Apply(op.linear, inputs);
     for (size_t i = 0; i < results.size(); ++i) {
-      const std::vector<double>& y = results[i];
+      std::vector<double>& y = results[i];
+      for (size_t r = 0; op.addend != kNoId && r < y.size(); ++r) y[r] += RowOf(op.addend, i)[r];
       float* out = RowOf(op.output, i);
       const auto width = static_cast<size_t>(Width(op.output));
       const double gate = op.row_gate == kNoId ? 1.0 : Sigmoid(RowOf(op.row_gate, i)[0]);
@@ -207,9 +216,38 @@ class Interpreter : public HostExecutor {
             out[r] = static_cast<float>(gate * Activate(op.activation, y[r]) * y[width + r]);
             break;
           case Epilogue::kActivate:
-            out[r] = static_cast<float>(gate * Activate(op.activation, y[r]));
+            out[r] = static_cast<float>(
+                gate * Activate(op.activation, y[r]) *
+                (op.factor == kNoId ? 1.0f : RowOf(op.factor, i)[op.factor_column + r]));
             break;
         }
+      }
+    }
+  }
+
+  void Run(const UpdateOp& op) {
+    const auto at = [this](VectorId id, size_t k, double absent) {
+      return id == kNoId ? absent : static_cast<double>(Vector(id)[k]);
+    };
+    const double total = at(op.total, 0, 1);
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const std::vector<double> y = NormalizedRow(op.input, i, op.norm);
+      float* out = RowOf(op.output, i);
+      for (size_t k = 0; k < y.size(); ++k) {
+        double sum = op.scale * (y[k] + at(op.add_bias, k, 0)) * at(op.add_scale, k, 1);
+        if (op.keep != 0) {
+          sum += op.keep * (out[k] + at(op.keep_bias, k, 0)) * at(op.keep_scale, k, 1);
+        }
+        out[k] = static_cast<float>(total * sum);
+      }
+    }
+  }
+
+  void Run(const JoinOp& op) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      float* out = RowOf(op.output, i);
+      for (const BufferId input : op.inputs) {
+        out = std::copy(RowOf(input, i), RowOf(input, i) + Width(input), out);
       }
     }
   }
@@ -365,6 +403,63 @@ class Interpreter : public HostExecutor {
     }
   }
 
+  void Run(const HeadMixOp& op) {
+    const Attention& a = op.mixer;
+    const HeadMixing& m = *a.mixing;
+    const int64_t q_width = a.q_width();
+    const int64_t channels = q_width + a.kv_width();
+    const int64_t half = a.kv_width() / 2;
+    const int64_t group = a.heads / a.kv_heads;
+    // Tokens of one sequence lie in order.
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* in = RowOf(op.input, i);
+      float* out = RowOf(op.output, i);
+      float* window = state_.Recurrent(rows_[i].sequence, op.conv_state);
+      // Row `age` tokens ago; age 0 is this token's.
+      const auto row = [&](int64_t age) {
+        return age == 0 ? in : window + (m.past() - age) * channels;
+      };
+      const auto convolved = [&](int64_t c, int64_t age) {
+        double sum = Vector(m.conv_bias)[c];
+        for (int64_t t = 0; t < m.taps; ++t) {
+          sum += static_cast<double>(Vector(m.conv_weight)[t * channels + c]) *
+                 row(age + m.taps - 1 - t)[c];
+        }
+        return sum;
+      };
+      const auto mean = [&](int64_t head, int64_t d) {
+        return (in[head * a.head_dim + d] + in[q_width + head / group * a.head_dim + d]) * 0.5;
+      };
+      for (int64_t c = 0; c < channels; ++c) {
+        const int64_t first = c / a.head_dim * a.head_dim;  // channel of its head
+        double sum = Vector(m.group_bias)[c];
+        for (int64_t t = 0; t < m.group_taps; ++t) {
+          for (int64_t j = 0; j < a.head_dim; ++j) {
+            sum += Vector(m.group_weight)[(t * a.head_dim + j) * channels + c] *
+                   convolved(first + j, m.group_taps - 1 - t);
+          }
+        }
+        if (c < q_width) {
+          sum += mean(c / a.head_dim, c % a.head_dim);
+        } else {
+          const int64_t kv_head = (c - q_width) / a.head_dim;
+          for (int64_t h = 0; h < group; ++h) {
+            sum += mean(kv_head * group + h, c % a.head_dim) / static_cast<double>(group);
+          }
+        }
+        out[c] = static_cast<float>(sum);
+      }
+      float* delayed = state_.Recurrent(rows_[i].sequence, op.value_state);
+      std::copy(in + channels, in + channels + half, out + channels);
+      std::copy(delayed, delayed + half, out + channels + half);
+      std::copy(in + channels + half, in + channels + 2 * half, delayed);
+      if (m.past() > 0) {
+        std::copy(window + channels, window + m.past() * channels, window);
+        std::copy(in, in + channels, window + (m.past() - 1) * channels);
+      }
+    }
+  }
+
   void Run(const TokenShiftOp& op) {
     const auto width = static_cast<size_t>(Width(op.input));
     for (size_t i = 0; i < rows_.size(); ++i) {
@@ -445,32 +540,31 @@ class Interpreter : public HostExecutor {
 
   void Run(const AttentionOp& op) {
     const Attention& a = op.mixer;
-    const int64_t q_width = a.heads * a.head_dim;
-    const int64_t kv_width = a.kv_heads * a.head_dim;
+    const int64_t q_width = a.q_width();
+    const int64_t kv_width = a.kv_width();
     const int64_t page_positions = state_.layout().page_positions;
     for (size_t i = 0; i < rows_.size(); ++i) {
       const Row& row = rows_[i];
-      std::vector<float> qkv(RowOf(op.input, i), RowOf(op.input, i) + q_width + 2 * kv_width);
-      if (!a.qk_norm_after_rope) NormHeads(a, qkv.data());
-      // q and k lie side by side: their heads are rotated alike.
-      if (a.rope) {
-        for (int64_t head = 0; head < a.heads + a.kv_heads; ++head) {
-          Rotate(*a.rope, row.position, qkv.data() + head * a.head_dim);
-        }
+      std::vector<float> q(RowOf(op.input, i), RowOf(op.input, i) + q_width);
+      PlaceHeads(a, a.q_norm, row.position, a.heads, q.data());
+      if (a.owns_kv()) {
+        const int64_t page = row.position / page_positions;
+        const int64_t slot = row.position % page_positions;
+        const float* k = RowOf(op.input, i) + q_width;
+        const float* v = a.values_from_keys ? k : k + kv_width;
+        float* keys = state_.Keys(row.sequence, op.kv, page) + slot * kv_width;
+        float* values = state_.Values(row.sequence, op.kv, page) + slot * kv_width;
+        std::copy(k, k + kv_width, keys);
+        PlaceHeads(a, a.k_norm, row.position, a.kv_heads, keys);
+        std::copy(v, v + kv_width, values);
+        if (a.v_norm) NormHeads(*a.v_norm, a.kv_heads, a.head_dim, values);
       }
-      if (a.qk_norm_after_rope) NormHeads(a, qkv.data());
-      const int64_t page = row.position / page_positions;
-      const int64_t slot = row.position % page_positions;
-      const float* k = qkv.data() + q_width;
-      std::copy(k, k + kv_width, state_.Keys(row.sequence, op.kv, page) + slot * kv_width);
-      std::copy(k + kv_width, k + 2 * kv_width,
-                state_.Values(row.sequence, op.kv, page) + slot * kv_width);
       for (int64_t head = 0; head < a.heads; ++head) {
-        AttendHead(op, row, head, qkv.data() + head * a.head_dim,
+        AttendHead(op, row, head, q.data() + head * a.head_dim,
                    RowOf(op.output, i) + head * a.head_dim);
       }
       if (!a.output_gate) continue;
-      const float* gate = RowOf(op.input, i) + q_width + 2 * kv_width;
+      const float* gate = RowOf(op.input, i) + a.qkv_rows() - q_width;
       for (int64_t c = 0; c < q_width; ++c) {
         float& out = RowOf(op.output, i)[c];
         out = static_cast<float>(out * Sigmoid(gate[c]));
@@ -478,24 +572,22 @@ class Interpreter : public HostExecutor {
     }
   }
 
-  // The norms of q [heads * head_dim] and of k behind it, in place.
-  void NormHeads(const Attention& a, float* q) const {
-    if (a.q_norm) NormHeads(*a.q_norm, a.heads, a.head_dim, q);
-    if (a.k_norm) NormHeads(*a.k_norm, a.kv_heads, a.head_dim, q + a.heads * a.head_dim);
+  // The norm and the rotation of q or k, in place.
+  void PlaceHeads(const Attention& a, const std::optional<RmsNorm>& norm, int64_t position,
+                  int64_t heads, float* x) const {
+    if (norm && !a.qk_norm_after_rope) NormHeads(*norm, heads, a.head_dim, x);
+    for (int64_t head = 0; a.rope && head < heads; ++head) {
+      Rotate(*a.rope, position, x + head * a.head_dim);
+    }
+    if (norm && a.qk_norm_after_rope) NormHeads(*norm, heads, a.head_dim, x);
   }
   void NormHeads(const RmsNorm& norm, int64_t heads, int64_t head_dim, float* x) const {
-    const auto width =
-        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size());
-    const int64_t part = width / norm.groups;
-    for (int64_t begin = 0; begin < heads * head_dim; begin += part) {
-      double squares = 0;
-      for (int64_t i = 0; i < part; ++i)
-        squares += static_cast<double>(x[begin + i]) * x[begin + i];
-      const double factor = 1.0 / std::sqrt(squares / static_cast<double>(part) + norm.eps);
-      for (int64_t i = 0; i < part; ++i) {
-        x[begin + i] =
-            static_cast<float>(x[begin + i] * factor * Vector(norm.weight)[(begin + i) % width]);
-      }
+    const int64_t width =
+        norm.weight == kNoId ? head_dim : static_cast<int64_t>(VectorSize(norm.weight));
+    for (int64_t begin = 0; begin < heads * head_dim; begin += width) {
+      const std::vector<double> normed = Normalized(x + begin, width, norm);
+      std::transform(normed.begin(), normed.end(), x + begin,
+                     [](double value) { return static_cast<float>(value); });
     }
   }
 
@@ -601,6 +693,34 @@ class Interpreter : public HostExecutor {
     }
   }
 
+  void Run(const LightningOp& op) {
+    const LightningAttention& m = op.mixer;
+    // Tokens of one sequence lie in order.
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      float* state = state_.Recurrent(rows_[i].sequence, op.state);
+      float* out = RowOf(op.output, i);
+      for (int64_t head = 0; head < m.heads; ++head) {
+        const double decay = std::exp(-static_cast<double>(m.slopes[static_cast<size_t>(head)]));
+        const float* q = RowOf(op.input, i) + 3 * head * m.head_dim;
+        const float* k = q + m.head_dim;
+        const float* v = k + m.head_dim;
+        for (int64_t p = 0; p < m.head_dim; ++p) {
+          double y = 0;
+          for (int64_t n = 0; n < m.head_dim; ++n) {
+            float& h = state[(head * m.head_dim + n) * m.head_dim + p];
+            const double next = decay * h + static_cast<double>(k[n]) * v[p];
+            h = static_cast<float>(next);
+            y += q[n] * next;
+          }
+          out[head * m.head_dim + p] = static_cast<float>(y);
+        }
+      }
+      const std::vector<double> normed = NormalizedRow(op.output, i, m.norm);
+      std::transform(normed.begin(), normed.end(), out,
+                     [](double y) { return static_cast<float>(y); });
+    }
+  }
+
   static void SoftmaxInPlace(std::vector<double>& values) {
     const double largest = *std::max_element(values.begin(), values.end());
     double sum = 0;
@@ -655,8 +775,15 @@ class Interpreter : public HostExecutor {
       for (size_t expert : chosen) sum += scores[expert];
       float* out = RowOf(op.output, i);
       for (size_t j = 0; j < chosen.size(); ++j) {
+        if (static_cast<int64_t>(chosen[j]) >= op.experts) {
+          out[j] = 0;
+          out[chosen.size() + j] = 0;
+          continue;
+        }
         const double weight = scores[chosen[j]] / (op.routing.normalize ? sum : 1.0);
-        out[j] = static_cast<float>(op.routing.scale * weight);
+        const VectorId scales = op.routing.expert_scale;
+        out[j] = static_cast<float>(op.routing.scale * weight *
+                                    (scales == kNoId ? 1.0f : Vector(scales)[chosen[j]]));
         out[chosen.size() + j] = static_cast<float>(chosen[j]);
       }
     }
@@ -695,7 +822,7 @@ class Interpreter : public HostExecutor {
         for (size_t r = 0; r < sum.size(); ++r) sum[r] += weight * y[r];
       }
       for (size_t r = 0; r < sum.size(); ++r) {
-        out[r] = static_cast<float>(out[r] + op.scale * sum[r]);
+        out[r] = static_cast<float>((op.store ? 0.0f : out[r]) + op.scale * sum[r]);
       }
     }
   }

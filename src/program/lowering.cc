@@ -54,6 +54,21 @@ class Lowering {
     program_.residual = AddBuffer("residual", plan.hidden);
     AddOp("embed", -1,
           EmbedOp{plan.embedding, plan.embedding_scale, program_.residual, plan.embedding_norm});
+    if (plan.embedding_bias != kNoId || plan.embedding_factor != kNoId) {
+      UpdateOp update;
+      update.input = update.output = program_.residual;
+      update.add_bias = plan.embedding_bias;
+      update.add_scale = plan.embedding_factor;
+      update.keep = 0;
+      AddOp("embed_scale", -1, std::move(update));
+    }
+    if (plan.layer_inputs) LowerLayerInputs(*plan.layer_inputs);
+    for (const Block& block : plan.blocks) {
+      if (block.input == BlockInput::kResidualAndEmbedding && embedding_ == kNoId) {
+        embedding_ = AddBuffer("embedding", plan.hidden);
+        AddOp("embed_copy", -1, JoinOp{{program_.residual}, embedding_});
+      }
+    }
     for (size_t b = 0; b < plan.blocks.size(); ++b) LowerBlock(static_cast<int>(b));
     program_.logits = AddBuffer("logits", plan.vocab);
     LinearOp head;
@@ -75,22 +90,128 @@ class Lowering {
     block_ = &block;
     in_use_.clear();
     additions_.clear();
+    const bool one = block.mixers.size() == 1;
+    const bool expert = std::holds_alternative<MoeMlp>(block.mixers[0]);
+    apart_ = block.rule != ResidualRule{} || !block.branch_norms.empty() ||
+             (block.post_norm && (!one || expert));
+    if (apart_) {
+      residual_prefix_ = Prefix("residual");
+      sum_ = TakeBuffer("residual.sum", program_.plan->hidden);
+    }
+    LowerInput(block);
     for (size_t m = 0; m < block.mixers.size(); ++m) {
       mixer_index_ = static_cast<int>(m);
+      branch_ = block.branch_norms.empty() ? BranchNorms{} : block.branch_norms[m];
+      norm_ = std::nullopt;
+      if (!block.skip_pre_norm && !block.rule.normed) norm_ = block.pre_norm;
+      if (branch_.pre) norm_ = branch_.pre;
       std::visit([this](const auto& mixer) { Lower(mixer); }, block.mixers[m]);
     }
     // Only now may x change: every mixer has read it.
     for (Op& op : additions_) program_.ops.push_back(std::move(op));
+    if (!apart_) return;
+    const ResidualRule& rule = block.rule;
+    AddOp(residual_prefix_ + "update", block.layer,
+          UpdateOp{sum_, block.post_norm, rule.add_bias, rule.add_scale, block.residual_scale,
+                   rule.keep, rule.keep_bias, rule.keep_scale, rule.total, program_.residual});
+  }
+
+  void LowerLayerInputs(const LayerInputs& inputs) {
+    const int64_t width = inputs.parts * inputs.width;
+    layer_inputs_ = AddBuffer("layer_inputs", width);
+    const BufferId projected = AddBuffer("layer_inputs.projection", width);
+    AddOp("layer_inputs.embed", -1,
+          EmbedOp{inputs.embedding, inputs.embedding_scale * inputs.scale, layer_inputs_});
+    LinearOp projection;
+    projection.input = program_.residual;
+    projection.linear = inputs.projection;
+    projection.output = projected;
+    AddOp("layer_inputs.projection", -1, std::move(projection));
+    UpdateOp sum;
+    sum.input = projected;
+    sum.norm = inputs.norm;
+    sum.norm->groups = inputs.parts;
+    sum.scale = inputs.scale;
+    sum.output = layer_inputs_;
+    AddOp("layer_inputs.sum", -1, std::move(sum));
+  }
+
+  // Sets what the block's mixers read.
+  void LowerInput(const Block& block) {
+    if (block.rule.normed) {
+      UpdateOp norm;
+      norm.input = norm.output = program_.residual;
+      norm.norm = block.pre_norm;
+      norm.keep = 0;
+      AddOp(residual_prefix_ + "norm", block.layer, std::move(norm));
+    }
+    const int64_t hidden = program_.plan->hidden;
+    const auto buffer = [this](BufferId& id, const char* name, int64_t width) {
+      if (id == kNoId) id = AddBuffer(name, width);
+      return id;
+    };
+    switch (block.input) {
+      case BlockInput::kResidual:
+        input_ = program_.residual;
+        break;
+      case BlockInput::kResidualAndEmbedding:
+        input_ = buffer(joined_, "join", 2 * hidden);
+        AddOp(Concat("layers.", block.layer, ".join"), block.layer,
+              JoinOp{{program_.residual, embedding_}, input_});
+        break;
+      case BlockInput::kSide:
+        input_ = side_;
+        break;
+      case BlockInput::kResidualPlusSide: {
+        const std::string prefix = Prefix("side");
+        input_ = buffer(with_side_, "side.sum", hidden);
+        AddOp(prefix + "copy", block.layer, JoinOp{{program_.residual}, input_});
+        LinearOp projection;
+        projection.input = side_;
+        projection.linear = block.side_projection;
+        projection.epilogue = Epilogue::kAdd;
+        projection.output = input_;
+        AddOp(prefix + "projection", block.layer, std::move(projection));
+        break;
+      }
+    }
+    if (block.to_side) buffer(side_, "side", hidden);
+  }
+
+  // What the adapter of a linear map with `rows` rows adds to it.
+  BufferId LowerAdapter(const Adapter& adapter, const std::string& prefix, const std::string& kind,
+                        int64_t rows) {
+    const auto parts = static_cast<int64_t>(adapter.b.size());
+    const BufferId low_rank = TakeBuffer(kind + ".adapter_a", parts * adapter.rank);
+    const BufferId addend = TakeBuffer(kind + ".adapter_b", rows);
+    AddOp(prefix + "adapter_a", block_->layer, Projection(adapter.a, Epilogue::kStore, low_rank));
+    AddOp(prefix + "adapter_b", block_->layer,
+          HeadsLinearOp{low_rank, adapter.rank, adapter.b, addend});
+    return addend;
   }
 
   void Lower(const Attention& mixer) {
     const std::string prefix = Prefix("attention");
-    const int64_t q_width = mixer.heads * mixer.head_dim;
     const BufferId qkv = TakeBuffer("attention.qkv", mixer.qkv_rows());
-    const BufferId attended = TakeBuffer("attention.attend", q_width);
-    AddOp(prefix + "qkv", block_->layer, Projection(mixer.qkv, Epilogue::kStore, qkv));
+    const BufferId attended = TakeBuffer("attention.attend", mixer.q_width());
+    LinearOp projection = Projection(mixer.qkv, Epilogue::kStore, qkv);
+    if (mixer.qkv_adapter) {
+      projection.addend = LowerAdapter(*mixer.qkv_adapter, prefix, "attention", mixer.qkv_rows());
+    }
+    if (mixer.mixing) projection.output = TakeBuffer("attention.mix", mixer.qkv_rows());
+    const BufferId unmixed = projection.output;
+    AddOp(prefix + "qkv", block_->layer, std::move(projection));
+    if (mixer.mixing) {
+      AddOp(prefix + "mix", block_->layer,
+            HeadMixOp{mixer, unmixed, qkv,
+                      program_.layout.FindRecurrent(block_index_, mixer_index_, "conv"),
+                      program_.layout.FindRecurrent(block_index_, mixer_index_, "value")});
+    }
     AddOp(prefix + "attend", block_->layer,
-          AttentionOp{mixer, qkv, attended, program_.layout.FindKv(block_index_, mixer_index_)});
+          AttentionOp{mixer, qkv, attended,
+                      mixer.owns_kv()
+                          ? program_.layout.FindKv(block_index_, mixer_index_)
+                          : program_.layout.FindKv(static_cast<int>(mixer.shared_kv_block), 0)});
     AddToResidual(prefix, "o_proj", attended, std::nullopt, mixer.output);
   }
 
@@ -117,6 +238,24 @@ class Lowering {
     AddOp(prefix + "expand", block_->layer,
           HeadsLinearOp{attended, mixer.latent, mixer.expand, expanded});
     AddToResidual(prefix, "o_proj", expanded, std::nullopt, mixer.output);
+  }
+
+  void Lower(const LightningAttention& mixer) {
+    const std::string prefix = Prefix("lightning");
+    const BufferId qkv = TakeBuffer("lightning.qkv", 3 * mixer.width());
+    const BufferId scanned = TakeBuffer("lightning.scan", mixer.width());
+    const BufferId gated = TakeBuffer("lightning.gate", mixer.width());
+    LinearOp projection = Projection(mixer.qkv, Epilogue::kActivate, qkv);
+    projection.activation = mixer.activation;
+    AddOp(prefix + "qkv", block_->layer, std::move(projection));
+    AddOp(prefix + "scan", block_->layer,
+          LightningOp{mixer, qkv, scanned,
+                      program_.layout.FindRecurrent(block_index_, mixer_index_, "h")});
+    LinearOp gate = Projection(mixer.gate, Epilogue::kActivate, gated);
+    gate.activation = Activation::kSigmoid;
+    gate.factor = scanned;
+    AddOp(prefix + "gate", block_->layer, std::move(gate));
+    AddToResidual(prefix, "out_proj", gated, std::nullopt, mixer.output);
   }
 
   void Lower(const Mamba2& mixer) {
@@ -259,8 +398,8 @@ class Lowering {
   // PREFIX shift: mixtures of x with the previous one, one per row of `mix`.
   BufferId LowerShift(const std::string& prefix, const char* role, VectorId mix, int64_t parts) {
     TokenShiftOp op;
-    op.input = program_.residual;
-    op.norm = block_->norm_before();
+    op.input = input_;
+    op.norm = norm_;
     op.mix = mix;
     op.parts = parts;
     op.output = TakeBuffer(role, parts * program_.plan->hidden);
@@ -324,6 +463,14 @@ class Lowering {
       gate_up.input = LowerShift(prefix, "mlp.shift", mixer.shift_mix, 1);
       gate_up.norm = std::nullopt;
     }
+    if (mixer.layer_input >= 0) {
+      gate_up.factor = layer_inputs_;
+      gate_up.factor_column = mixer.layer_input * mixer.intermediate;
+    }
+    if (mixer.gate_up_adapter) {
+      const int64_t rows = mixer.gated ? 2 * mixer.intermediate : mixer.intermediate;
+      gate_up.addend = LowerAdapter(*mixer.gate_up_adapter, prefix, "mlp", rows);
+    }
     if (mixer.output_gate.weight != kNoId) {
       gate_up.row_gate = TakeBuffer("mlp.output_gate", 1);
       AddOp(prefix + "output_gate", block_->layer,
@@ -337,16 +484,64 @@ class Lowering {
     const std::string prefix = Prefix("moe");
     const BufferId routing = TakeBuffer("moe.router", 2 * mixer.top_k);
     const BufferId activated = TakeBuffer("moe.gate_up", mixer.top_k * mixer.intermediate);
-    AddOp(prefix + "router", block_->layer,
-          RouterOp{program_.residual, block_->norm_before(), mixer.router, mixer.experts,
-                   mixer.top_k, mixer.routing, routing});
+    RouterOp router{input_,       mixer.router_norm ? mixer.router_norm : norm_,
+                    mixer.router, mixer.experts,
+                    mixer.top_k,  mixer.routing,
+                    routing};
+    if (mixer.router_mlp) {
+      router.input = LowerRouterMlp(*mixer.router_mlp, prefix, router.norm);
+      router.norm = std::nullopt;
+    }
+    AddOp(prefix + "router", block_->layer, std::move(router));
     AddOp(prefix + "gate_up", block_->layer,
-          ExpertGateUpOp{program_.residual, block_->norm_before(), routing, mixer.top_k,
-                         mixer.intermediate, mixer.activation, mixer.gated, mixer.gate_up,
-                         activated});
-    additions_.push_back({prefix + "down", block_->layer,
-                          ExpertDownOp{activated, routing, mixer.top_k, mixer.intermediate,
-                                       mixer.down, block_->residual_scale, program_.residual}});
+          ExpertGateUpOp{input_, norm_, routing, mixer.top_k, mixer.intermediate, mixer.activation,
+                         mixer.gated, mixer.gate_up, activated});
+    ExpertDownOp down{activated,  routing, mixer.top_k, mixer.intermediate,
+                      mixer.down, 1,       kNoId,       false};
+    if (apart_) {
+      const Target target = TakeTarget();
+      down.output = target.output;
+      down.store = !target.add;
+      additions_.push_back({prefix + "down", block_->layer, std::move(down)});
+      AddBranchNorm(prefix, target);
+      return;
+    }
+    down.scale = block_->residual_scale;
+    down.output = program_.residual;
+    additions_.push_back({prefix + "down", block_->layer, std::move(down)});
+  }
+
+  // What a router with an MLP of its own reads.
+  BufferId LowerRouterMlp(const RouterMlp& mlp, const std::string& prefix,
+                          const std::optional<RmsNorm>& norm) {
+    // Kept from router to router of a token.
+    if (router_state_ == kNoId) router_state_ = AddBuffer("moe.router_state", mlp.width);
+    const bool carried = mlp.carried_scale != kNoId;
+    LinearOp down = Projection(mlp.down, Epilogue::kStore,
+                               carried ? TakeBuffer("moe.router_down", mlp.width) : router_state_);
+    down.norm = norm;
+    const BufferId projected = down.output;
+    AddOp(prefix + "router_down", block_->layer, std::move(down));
+    if (carried) {
+      UpdateOp carry;
+      carry.input = projected;
+      carry.keep_scale = mlp.carried_scale;
+      carry.output = router_state_;
+      AddOp(prefix + "router_carry", block_->layer, std::move(carry));
+    }
+    const auto layer = [&](const char* name, const Linear& linear, BufferId input) {
+      LinearOp op;
+      op.input = input;
+      op.linear = linear;
+      op.epilogue = Epilogue::kActivate;
+      op.activation = mlp.activation;
+      op.output = TakeBuffer(Concat("moe.", name), mlp.width);
+      if (input == router_state_) op.norm = mlp.norm;
+      const BufferId output = op.output;
+      AddOp(prefix + name, block_->layer, std::move(op));
+      return output;
+    };
+    return layer("router_fc2", mlp.fc2, layer("router_fc1", mlp.fc1, router_state_));
   }
 
   // The convolution of a mixer over the first `channels` columns of `input`.
@@ -369,8 +564,8 @@ class Lowering {
 
   LinearOp Projection(const Linear& linear, Epilogue epilogue, BufferId output) const {
     LinearOp op;
-    op.input = program_.residual;
-    op.norm = block_->norm_before();
+    op.input = input_;
+    op.norm = norm_;
     op.linear = linear;
     op.epilogue = epilogue;
     op.output = output;
@@ -378,13 +573,26 @@ class Lowering {
   }
 
   // The last projection of a mixer, `prefix` + `name`: added to x, or when the block has a
-  // post_norm kept for it.
+  // post_norm kept for it, or the new side stream.
   void AddToResidual(const std::string& prefix, const char* name, BufferId input,
                      const std::optional<RmsNorm>& norm, const Linear& linear) {
     LinearOp op;
     op.input = input;
     op.norm = norm;
     op.linear = linear;
+    if (block_->to_side) {
+      op.output = side_;
+      additions_.push_back({prefix + name, block_->layer, std::move(op)});
+      return;
+    }
+    if (apart_) {
+      const Target target = TakeTarget();
+      op.output = target.output;
+      if (target.add) op.epilogue = Epilogue::kAdd;
+      additions_.push_back({prefix + name, block_->layer, std::move(op)});
+      AddBranchNorm(prefix, target);
+      return;
+    }
     if (!block_->post_norm) {
       op.epilogue = Epilogue::kAdd;
       op.scale = block_->residual_scale;
@@ -396,6 +604,26 @@ class Lowering {
     const NormAddOp add{op.output, *block_->post_norm, block_->residual_scale, program_.residual};
     additions_.push_back({prefix + name, block_->layer, std::move(op)});
     additions_.push_back({prefix + "post_norm", block_->layer, add});
+  }
+
+  // Where a mixer's result goes when the block's sum is kept apart from x: into the sum, or, when
+  // it has a norm of its own, into a buffer beside it.
+  struct Target {
+    BufferId output;
+    bool add;
+  };
+  Target TakeTarget() {
+    if (branch_.post) return {TakeBuffer("residual.branch", program_.plan->hidden), false};
+    return {sum_, mixer_index_ > 0};
+  }
+  void AddBranchNorm(const std::string& prefix, const Target& target) {
+    if (!branch_.post) return;
+    UpdateOp update;
+    update.input = target.output;
+    update.norm = branch_.post;
+    update.keep = mixer_index_ > 0 ? 1.0f : 0.0f;
+    update.output = sum_;
+    additions_.push_back({prefix + "post_norm", block_->layer, std::move(update)});
   }
 
   // "layers.3.mlp.", or "layers.3.mlp_2." for the layer's second mixer of that kind.
@@ -433,6 +661,18 @@ class Lowering {
   int mixer_index_ = 0;
   BufferId first_value_ = kNoId;  // of the first Rwkv7 mixer
   std::vector<Op> additions_;     // the ops of the block that add to the residual
+  BufferId input_ = kNoId;        // what the block's mixers read
+  std::optional<RmsNorm> norm_;   // through which the mixer being lowered reads it
+  BranchNorms branch_;            // of that mixer
+  bool apart_ = false;            // whether the mixers' sum is kept apart from x
+  BufferId sum_ = kNoId;
+  std::string residual_prefix_;
+  BufferId layer_inputs_ = kNoId;
+  BufferId router_state_ = kNoId;
+  BufferId embedding_ = kNoId;
+  BufferId joined_ = kNoId;
+  BufferId side_ = kNoId;
+  BufferId with_side_ = kNoId;
   std::unordered_set<BufferId> in_use_;
   std::unordered_map<std::string, std::vector<BufferId>> buffers_by_role_;
   std::unordered_map<std::string, int> mixers_by_prefix_;

@@ -1,4 +1,5 @@
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "core/error.h"
@@ -28,19 +29,19 @@ class Verifier {
 
  private:
   void Check(const EmbedOp& op) {
-    const Plan& plan = *program_.plan;
-    Matrix(op.embedding, plan.vocab, plan.hidden, "embedding");
-    Norm(op.norm, plan.hidden);
-    Write(op.output, plan.hidden);
+    const int64_t cols = SizeOf(op.embedding, "embedding").second;
+    Matrix(op.embedding, program_.plan->vocab, cols, "embedding");
+    Norm(op.norm, cols);
+    Write(op.output, cols);
   }
 
   void Check(const LinearOp& op) {
-    const int64_t width = Read(op.input);
-    Norm(op.norm, width);
-    int64_t cols = width;
+    const int64_t input_width = Read(op.input);
+    Norm(op.norm, input_width);
+    int64_t cols = input_width;
     if (op.input_begin != -1) {
       cols = SizeOf(op.linear.weight, "weight").second;
-      if (op.norm || op.input_begin < 0 || op.input_begin > width - cols) {
+      if (op.norm || op.input_begin < 0 || op.input_begin > input_width - cols) {
         Bad("it reads columns outside its input");
       }
     }
@@ -53,6 +54,21 @@ class Verifier {
       if (!activates) Bad("only an activation takes a row gate");
       ReadWidth(op.row_gate, 1);
     }
+    if (op.addend != kNoId) {
+      if (op.epilogue == Epilogue::kAdd)
+        Bad("an addend does not go with an output that is added to");
+      if (op.addend == op.output) Bad("it writes to the buffer it reads");
+      if (op.scale != 1.0f || op.logits_rows_only) Bad("an addend needs scale 1 and all rows");
+      ReadWidth(op.addend, rows);
+    }
+    if (op.factor != kNoId) {
+      if (op.epilogue != Epilogue::kActivate)
+        Bad("only an activation without a gate takes a factor");
+      const int64_t width = Read(op.factor);
+      if (op.factor_column < 0 || rows > width || op.factor_column > width - rows) {
+        Bad("its factor lies outside of the buffer's columns");
+      }
+    }
     if (op.cap < 0 || (op.cap > 0 && op.epilogue != Epilogue::kStore)) {
       Bad("only an output that is stored has a cap, which is positive");
     }
@@ -64,6 +80,33 @@ class Verifier {
       Read(op.output);
     }
     Write(op.output, gated ? rows / 2 : rows);
+  }
+
+  void Check(const JoinOp& op) {
+    int64_t width = 0;
+    for (const BufferId input : op.inputs) {
+      if (input == op.output) Bad("it writes to the buffer it reads");
+      width += Read(input);
+    }
+    Write(op.output, width);
+  }
+
+  void Check(const UpdateOp& op) {
+    const int64_t width = Read(op.input);
+    if (op.norm) {
+      NormGroups(*op.norm, width);
+      const int64_t size = op.norm->weight == kNoId ? width : VectorSize(op.norm->weight);
+      if (size != width && size * op.norm->groups != width) Bad("its norm does not fit its input");
+    }
+    for (const VectorId id : {op.add_bias, op.add_scale, op.keep_bias, op.keep_scale}) {
+      if (id != kNoId) Vector(id, width, "vector");
+    }
+    if (op.total != kNoId) Vector(op.total, 1, "total");
+    if (op.keep != 0) {
+      if (op.input == op.output) Bad("it adds to the buffer it reads");
+      Read(op.output);
+    }
+    Write(op.output, width);
   }
 
   void Check(const Mamba2Op& op) {
@@ -141,6 +184,22 @@ class Verifier {
     Write(op.output, m.inner);
   }
 
+  void Check(const HeadMixOp& op) {
+    const Attention& a = op.mixer;
+    if (!a.mixing) Bad("its mixer has no mixing");
+    const HeadMixing& m = *a.mixing;
+    const int64_t channels = a.q_width() + a.kv_width();
+    ReadWidth(op.input, a.qkv_rows());
+    Vector(m.conv_weight, m.taps * channels, "conv weight");
+    Vector(m.conv_bias, channels, "conv bias");
+    Vector(m.group_weight, m.group_taps * a.head_dim * channels, "group weight");
+    Vector(m.group_bias, channels, "group bias");
+    Recurrent(op.conv_state, {m.past(), channels}, "conv");
+    Recurrent(op.value_state, {a.kv_width() / 2}, "value");
+    if (op.input == op.output) Bad("it writes to the buffer it reads");
+    Write(op.output, a.qkv_rows());
+  }
+
   void Check(const TokenShiftOp& op) {
     const int64_t width = Read(op.input);
     Norm(op.norm, width);
@@ -198,11 +257,18 @@ class Verifier {
   void Check(const AttentionOp& op) {
     const Attention& a = op.mixer;
     ReadWidth(op.input, a.qkv_rows());
-    if (a.window < 0) Bad("its window is negative");
     if (a.kv_heads <= 0 || a.heads % a.kv_heads != 0) Bad("kv_heads does not divide heads");
     if (a.rope) Rotation(*a.rope, a.head_dim);
     if (a.q_norm) HeadNorm(*a.q_norm, a.head_dim, a.heads);
     if (a.k_norm) HeadNorm(*a.k_norm, a.head_dim, a.kv_heads);
+    if (a.v_norm) HeadNorm(*a.v_norm, a.head_dim, a.kv_heads);
+    if (a.window < 0) Bad("its window is negative");
+    // The one that owns the keys has to come first.
+    if (a.owns_kv()) {
+      kv_written_.insert(op.kv);
+    } else if (kv_written_.count(op.kv) == 0) {
+      Bad("its keys and values belong to no op before it");
+    }
     KeysAndValues(op.kv, a.kv_heads, a.head_dim, true);
     Write(op.output, a.heads * a.head_dim);
   }
@@ -231,15 +297,27 @@ class Verifier {
     Write(op.output, a.heads * a.latent);
   }
 
+  void Check(const LightningOp& op) {
+    const LightningAttention& m = op.mixer;
+    ReadWidth(op.input, 3 * m.width());
+    Norm(m.norm, m.width());
+    if (static_cast<int64_t>(m.slopes.size()) != m.heads) Bad("its slopes are not one per head");
+    Recurrent(op.state, {m.heads, m.head_dim, m.head_dim}, "h");
+    Write(op.output, m.width());
+  }
+
   void Check(const RouterOp& op) {
     const int64_t cols = Read(op.input);
     Norm(op.norm, cols);
-    if (LinearRows(op.router, cols, "router") != op.experts) Bad("router rows are not experts");
-    if (op.top_k <= 0 || op.top_k > op.experts) Bad("top_k is not between 1 and experts");
     const adder::Routing& r = op.routing;
-    if (r.choice_bias != kNoId) Vector(r.choice_bias, op.experts, "choice bias");
-    if (r.groups <= 0 || op.experts % r.groups != 0 || r.top_groups <= 0 ||
-        r.top_groups > r.groups) {
+    const int64_t classes = op.experts + r.idle;
+    if (r.idle < 0 || LinearRows(op.router, cols, "router") != classes) {
+      Bad("router rows are not experts");
+    }
+    if (op.top_k <= 0 || op.top_k > op.experts) Bad("top_k is not between 1 and experts");
+    if (r.choice_bias != kNoId) Vector(r.choice_bias, classes, "choice bias");
+    if (r.expert_scale != kNoId) Vector(r.expert_scale, classes, "expert scale");
+    if (r.groups <= 0 || classes % r.groups != 0 || r.top_groups <= 0 || r.top_groups > r.groups) {
       Bad("the groups of its experts do not fit");
     }
     Write(op.output, 2 * op.top_k);
@@ -258,8 +336,11 @@ class Verifier {
   void Check(const ExpertDownOp& op) {
     ReadWidth(op.input, op.top_k * op.intermediate);
     Routing(op.routing, op.top_k, op.down.size());
-    const int64_t rows = Read(op.output);
     if (op.input == op.output) Bad("it adds to the buffer it reads");
+    if (op.down.empty()) Bad("it has no experts");
+    const int64_t rows = SizeOf(op.down.front(), "expert down").first;
+    if (!op.store) Read(op.output);
+    Write(op.output, rows);
     for (MatrixId id : op.down) Matrix(id, rows, op.intermediate, "expert down");
   }
 
@@ -347,6 +428,13 @@ class Verifier {
     if (found != size) Bad("its ", what, " has ", found, " elements where ", size, " are needed");
   }
 
+  int64_t VectorSize(VectorId id) const {
+    if (id < 0 || id >= static_cast<VectorId>(program_.weights->vectors.size())) {
+      Bad("there is no vector ", id, " for its norm");
+    }
+    return static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(id)].size());
+  }
+
   void Norm(const std::optional<RmsNorm>& norm, int64_t width) const {
     if (!norm) return;
     Vector(norm->weight, width, "norm weight");
@@ -367,13 +455,8 @@ class Verifier {
 
   // One weight for each head alone, or one for all heads together.
   void HeadNorm(const RmsNorm& norm, int64_t head_dim, int64_t heads) const {
-    const bool known =
-        norm.weight >= 0 && norm.weight < static_cast<VectorId>(program_.weights->vectors.size());
-    const bool each =
-        known &&
-        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size()) ==
-            head_dim;
-    Norm(norm, each ? head_dim : heads * head_dim);
+    if (norm.weight == kNoId) return NormGroups(norm, head_dim);
+    Norm(norm, VectorSize(norm.weight) == head_dim ? head_dim : heads * head_dim);
   }
 
   // A rotary embedding of heads of `head_dim` elements.
@@ -413,6 +496,7 @@ class Verifier {
   const Program& program_;
   std::vector<bool> written_;
   std::unordered_map<BufferId, int64_t> experts_;  // of the router that wrote the buffer
+  std::unordered_set<int> kv_written_;             // KV states whose owner came
   const Op* op_ = nullptr;
 };
 

@@ -105,6 +105,51 @@ constexpr const char* kLatentAttention = R"({
   "num_experts_per_tok": 3, "moe_intermediate_size": 32, "attention_bias": true,
   "rms_norm_eps": 1e-5, "tie_word_embeddings": false)";
 
+// Adapters of q, k and v too, biases, and a block that two layers share.
+constexpr const char* kSharedBlocks = R"({
+  "model_type": "zamba2", "vocab_size": 146, "hidden_size": 64, "num_hidden_layers": 4,
+  "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"], "num_mem_blocks": 2,
+  "intermediate_size": 96, "num_attention_heads": 4, "adapter_rank": 32, "use_mem_rope": true,
+  "use_shared_attention_adapter": true, "add_bias_linear": true, "n_mamba_heads": 8,
+  "mamba_d_state": 16, "mamba_ngroups": 2, "mamba_d_conv": 4, "time_step_limit": [0.02, 0.9],
+  "rms_norm_eps": 1e-5, "tie_word_embeddings": false)";
+
+// A window shorter than the prompts, shared keys, inputs of every layer.
+constexpr const char* kLayerInputs = R"({
+  "model_type": "gemma4_text", "vocab_size": 136, "hidden_size": 64, "num_hidden_layers": 5,
+  "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                  "sliding_attention", "full_attention"],
+  "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+  "global_head_dim": 40, "sliding_window": 5, "num_kv_shared_layers": 2,
+  "use_double_wide_mlp": true, "hidden_size_per_layer_input": 32,
+  "vocab_size_per_layer_input": 136, "final_logit_softcapping": 3, "tie_word_embeddings": true)";
+
+// Experts beside an MLP, values that are keys.
+constexpr const char* kBranchNorms = R"({
+  "model_type": "gemma4_text", "vocab_size": 139, "hidden_size": 64, "num_hidden_layers": 2,
+  "layer_types": ["sliding_attention", "full_attention"], "intermediate_size": 96,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "num_global_key_value_heads": 1,
+  "head_dim": 16, "global_head_dim": 32, "sliding_window": 9, "attention_k_eq_v": true,
+  "hidden_size_per_layer_input": 0, "enable_moe_block": true, "num_experts": 6,
+  "top_k_experts": 3, "moe_intermediate_size": 32, "tie_word_embeddings": true)";
+
+// Residuals that are weighed, heads that do not fill whole vectors.
+constexpr const char* kLightning = R"({
+  "model_type": "minimax", "vocab_size": 141, "hidden_size": 64, "num_hidden_layers": 3,
+  "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+  "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+  "rotary_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2,
+  "linear_attn_alpha_factor": 1.2, "linear_attn_beta_factor": 0.9, "mlp_alpha_factor": 0.8,
+  "mlp_beta_factor": 1.1, "rms_norm_eps": 1e-5, "tie_word_embeddings": false)";
+
+// Three taps, a window shorter than the prompts, heads that do not fill whole vectors.
+constexpr const char* kMixedHeads = R"({
+  "model_type": "zaya", "vocab_size": 137, "hidden_size": 64, "num_hidden_layers": 3,
+  "layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "sliding_window": 6,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20, "cca_time0": 3,
+  "cca_time1": 2, "num_experts": 5, "num_experts_per_tok": 1, "moe_intermediate_size": 32,
+  "router_hidden_size": 40, "rms_norm_eps": 1e-5, "tie_word_embeddings": true)";
+
 // Two value heads to a key head, sizes of keys and values apart; attention gated.
 constexpr const char* kQwenNext = R"({
   "model_type": "qwen3_next", "vocab_size": 136, "hidden_size": 64, "num_hidden_layers": 3,
@@ -192,7 +237,8 @@ class CheckpointMaker {
     } else if (ends_with("dt_bias") || ends_with("dt_proj.bias")) {
       offset = -1.0f;
       amplitude = 1.0f;
-    } else if (ends_with(".D") || part.tensor.find("norm") != std::string::npos) {
+    } else if (ends_with(".D") || ends_with(".temp") || ends_with("scale") ||
+               ends_with("layer_scalar") || part.tensor.find("norm") != std::string::npos) {
       offset = 1.0f;
     } else if (ends_with("conv1d.weight") || ends_with("conv.weight")) {
       amplitude = 0.8f;
@@ -281,6 +327,21 @@ const std::vector<SyntheticModel>& SyntheticModels() {
       {"synthetic_latent_bf16", Config(kLatentAttention, "bfloat16"), false},
       {"synthetic_latent_4bit",
        Config(kLatentAttention, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_shared_blocks_f32", Config(kSharedBlocks, "float32"), false},
+      {"synthetic_shared_blocks_4bit",
+       Config(kSharedBlocks, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_layer_inputs_bf16", Config(kLayerInputs, "bfloat16"), false},
+      {"synthetic_layer_inputs_8bit",
+       Config(kLayerInputs, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
+      {"synthetic_branch_norms_f32", Config(kBranchNorms, "float32"), false},
+      {"synthetic_branch_norms_4bit",
+       Config(kBranchNorms, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_lightning_f32", Config(kLightning, "float32"), false},
+      {"synthetic_lightning_4bit",
+       Config(kLightning, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_mixed_heads_f32", Config(kMixedHeads, "float32"), false},
+      {"synthetic_mixed_heads_4bit",
+       Config(kMixedHeads, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
       {"synthetic_llama_bf16", Config(kLlama, "bfloat16"), false},
       {"synthetic_qwen3_next_f32", Config(kQwenNext, "float32"), false},
       {"synthetic_qwen3_next_4bit",

@@ -94,6 +94,7 @@ TEST(Glm4MoeLite, AbsurdValuesAreRefused) {
   }
   ExpectRefused(Config(), "mlp_layer_types", R"(["dense"])", "mlp_layer_types");
   ExpectRefused(Config(), "mlp_layer_types", R"(["dense", "moe", "sparse"])", "mlp_layer_types");
+  ExpectRefused(Config(), "num_attention_heads", "131072", "num_attention_heads");
   ExpectRefused(Config(), "topk_method", R"("greedy")", "topk_method");
 }
 

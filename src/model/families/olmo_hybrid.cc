@@ -90,7 +90,7 @@ GatedDelta AddDelta(Plan& plan, const std::string& prefix, const GatedDelta& siz
 Block PostNormed(Plan& plan, int64_t layer, const std::string& norm, float eps, Mixer mixer) {
   Block block;
   block.layer = layer;
-  block.has_pre_norm = false;
+  block.skip_pre_norm = true;
   block.mixers.push_back(std::move(mixer));
   block.post_norm = AddNorm(plan, norm, plan.hidden, eps);
   return block;

@@ -32,7 +32,7 @@ TEST(OlmoHybrid, PlanFollowsTheConfig) {
   EXPECT_EQ(parts[3].module, "model.layers.0.linear_attn.b_proj");
   EXPECT_EQ(parts[4].module, "model.layers.0.linear_attn.a_proj");
   EXPECT_EQ(parts[5].module, "model.layers.0.linear_attn.g_proj");
-  EXPECT_TRUE(plan.blocks[0].has_pre_norm);
+  EXPECT_FALSE(plan.blocks[0].skip_pre_norm);
   EXPECT_FALSE(plan.blocks[0].post_norm.has_value());
   EXPECT_FLOAT_EQ(plan.blocks[0].pre_norm.eps, 1e-6f);
   const auto& attention = std::get<Attention>(plan.blocks[2].mixers[0]);
@@ -40,7 +40,7 @@ TEST(OlmoHybrid, PlanFollowsTheConfig) {
   EXPECT_EQ(VectorSize(plan.vectors[attention.q_norm->weight]), 24);
   EXPECT_EQ(VectorSize(plan.vectors[attention.k_norm->weight]), 12);
   for (size_t block : {2u, 3u}) {
-    EXPECT_FALSE(plan.blocks[block].has_pre_norm);
+    EXPECT_TRUE(plan.blocks[block].skip_pre_norm);
     ASSERT_TRUE(plan.blocks[block].post_norm.has_value());
   }
   EXPECT_EQ(plan.vectors[plan.blocks[2].post_norm->weight].parts[0].tensor,
