@@ -269,7 +269,10 @@ TEST(Lightning, TheGateIsASigmoidOfTheInput) {
 
 // A router with an MLP of its own: the second layer's reads what the first left, and a token may
 // choose no expert.
-TEST(RouterMlp, CarriesItsStateAndKnowsAnIdleChoice) {
+// Compares the second layer's router with the formulas; returns how many of the tokens choose no
+// expert, a choice whose score has `bias` added.
+int IdleTokens(float bias) {
+  int idle = 0;
   PlanBuilder builder = test::StartPlan(13, 7);
   for (int64_t layer = 0; layer < 2; ++layer) {
     const std::string label = "e" + std::to_string(layer);
@@ -285,7 +288,7 @@ TEST(RouterMlp, CarriesItsStateAndKnowsAnIdleChoice) {
     moe.router = builder.Linear(label + ".out", 6, 4);
     moe.routing.normalize = false;
     moe.routing.idle = 1;
-    moe.routing.choice_bias = builder.Vector(label + ".bias", {0, 0, 0, 0, 0, 0.05f});
+    moe.routing.choice_bias = builder.Vector(label + ".bias", {0, 0, 0, 0, 0, bias});
     RouterMlp mlp;
     mlp.width = 4;
     mlp.down = builder.Linear(label + ".down", 4, 7, true);
@@ -311,7 +314,6 @@ TEST(RouterMlp, CarriesItsStateAndKnowsAnIdleChoice) {
   ExpectNear(carried, expected);
   const Rows hidden = runner.Until("layers.1.moe.router_fc2");
   const Rows routed = runner.Until("layers.1.moe.router");
-  int idle = 0;
   for (size_t t = 0; t < hidden.size(); ++t) {
     std::vector<double> scores;
     double total = 0;
@@ -334,8 +336,13 @@ TEST(RouterMlp, CarriesItsStateAndKnowsAnIdleChoice) {
     EXPECT_NEAR(routed[t][0], best == 5 ? 0.0 : scores[best] / total, 1e-5);
     EXPECT_EQ(routed[t][1], best == 5 ? 0.0 : static_cast<double>(best));
   }
-  EXPECT_GT(idle, 0) << "no token tests the idle choice";
-  EXPECT_LT(idle, 7);
+  return idle;
+}
+
+TEST(RouterMlp, CarriesItsStateAndKnowsAnIdleChoice) {
+  EXPECT_EQ(IdleTokens(-1.0f), 0);
+  IdleTokens(0.0f);
+  EXPECT_EQ(IdleTokens(1.0f), 7);
 }
 
 }  // namespace

@@ -107,8 +107,8 @@ constexpr const char* kLatentAttention = R"({
 
 // Adapters of q, k and v too, biases, and a block that two layers share.
 constexpr const char* kSharedBlocks = R"({
-  "model_type": "zamba2", "vocab_size": 146, "hidden_size": 64, "num_hidden_layers": 4,
-  "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"], "num_mem_blocks": 2,
+  "model_type": "zamba2", "vocab_size": 146, "hidden_size": 64, "num_hidden_layers": 2,
+  "layers_block_type": ["hybrid", "hybrid"], "num_mem_blocks": 1,
   "intermediate_size": 96, "num_attention_heads": 4, "adapter_rank": 32, "use_mem_rope": true,
   "use_shared_attention_adapter": true, "add_bias_linear": true, "n_mamba_heads": 8,
   "mamba_d_state": 16, "mamba_ngroups": 2, "mamba_d_conv": 4, "time_step_limit": [0.02, 0.9],
@@ -328,8 +328,8 @@ const std::vector<SyntheticModel>& SyntheticModels() {
       {"synthetic_latent_4bit",
        Config(kLatentAttention, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
       {"synthetic_shared_blocks_f32", Config(kSharedBlocks, "float32"), false},
-      {"synthetic_shared_blocks_4bit",
-       Config(kSharedBlocks, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_shared_blocks_8bit",
+       Config(kSharedBlocks, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
       {"synthetic_layer_inputs_bf16", Config(kLayerInputs, "bfloat16"), false},
       {"synthetic_layer_inputs_8bit",
        Config(kLayerInputs, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
