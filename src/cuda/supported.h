@@ -12,7 +12,12 @@ namespace adder::cuda {
 template <class Body>
 inline constexpr bool kHasKernels =
     !std::is_same_v<Body, NormAddOp> && !std::is_same_v<Body, Mamba2SelectedOp> &&
-    !std::is_same_v<Body, CausalConvOp> && !std::is_same_v<Body, Mamba1ScanOp>;
+    !std::is_same_v<Body, CausalConvOp> && !std::is_same_v<Body, Mamba1ScanOp> &&
+    !std::is_same_v<Body, JoinOp> && !std::is_same_v<Body, UpdateOp> &&
+    !std::is_same_v<Body, HeadsLinearOp> && !std::is_same_v<Body, LatentAttentionOp> &&
+    !std::is_same_v<Body, LightningOp> && !std::is_same_v<Body, HeadMixOp> &&
+    !std::is_same_v<Body, GatedDeltaOp> && !std::is_same_v<Body, TokenShiftOp> &&
+    !std::is_same_v<Body, RgLruOp> && !std::is_same_v<Body, Rwkv7Op>;
 
 // The first part of the program that has no kernel ("layers.3.mlp.gate_up: an MLP without a gate"),
 // or nothing when all have.
