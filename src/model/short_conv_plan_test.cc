@@ -93,10 +93,6 @@ TEST(PostNormPlan, Validates) {
   ExpectInvalid([](Plan& plan) { plan.blocks[1].post_norm->eps = -1; }, "post_norm eps is -1");
   ExpectInvalid([](Plan& plan) { plan.blocks[1].post_norm->weight = kNoId; },
                 "post_norm has the vector id -1");
-  // The norm is over the sum of the mixers.
-  Plan two = SmallPlan();
-  two.blocks[1].mixers.push_back(two.blocks[0].mixers[0]);
-  EXPECT_NO_THROW(ValidatePlan(two));
   ExpectInvalid(
       [](Plan& plan) {
         plan.vectors[plan.final_norm.weight].offset = std::numeric_limits<float>::infinity();
