@@ -15,7 +15,9 @@ struct RecurrentState {
   int mixer = 0;
   // "conv": [d_conv - 1, channels], oldest first; "ssm": [heads, d_state, head_dim] of Mamba-2,
   // [d_state, inner] of Mamba-1; "h": [heads, k, v] of lightning attention;
-  // "value": [kv_heads * head_dim / 2], v2 of attention with mixing, whose "conv" has q | k.
+  // "value": [kv_heads * head_dim / 2], v2 of attention with mixing, whose "conv" has q | k;
+  // "delta": [value_heads, key_dim, value_dim] of the gated delta rule; "lru": [width]; "shift":
+  // [hidden], the previous token's input; "wkv": [heads, head_dim, head_dim] of RWKV-7.
   std::string name;
   Shape shape;
   int64_t offset = 0;  // in floats from the start of the slot; a multiple of 16
