@@ -33,6 +33,16 @@ __device__ __forceinline__ unsigned RemoteAddress(const void* local, unsigned ra
   return address;
 }
 
+// Where the cluster's block `rank` has what this one has at `shared`; in a launch without clusters
+// only this block's own.
+template <class T>
+__device__ __forceinline__ T* AtRank(T* shared, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.u64 %0, %1, %2;" : "=l"(shared) : "l"(shared), "r"(rank));
+#endif
+  return shared;
+}
+
 // Writes 8 bytes where `to` lies in the shared memory of the cluster's block `rank`.
 template <class T>
 __device__ __forceinline__ void StoreIn(T* to, T value, unsigned rank) {

@@ -13,6 +13,7 @@
 #include "cuda/device_memory.h"
 #include "cuda/kernels/batch_linear.h"
 #include "cuda/kernels/kernel_test_support.h"
+#include "cuda/kernels/wgmma_linear.h"
 
 namespace adder::cuda {
 namespace {
@@ -204,9 +205,10 @@ class LinearKernels : public testing::TestWithParam<Format> {
     return f32 ? 1e-5 : tokens == 1 ? 2e-4 : gated ? 2e-2 : 1e-2;
   }
 
-  // Rows of `input` [tokens][stride] times the matrix, with all of an epilogue's parts.
+  // Rows of `input` [tokens][stride] times the matrix, with all of an epilogue's parts. With a
+  // geometry, by the kernel that takes it.
   void Check(const Shape& shape, int tokens, LinearEpilogue epilogue, bool f32,
-             int multiprocessors = 132) {
+             int multiprocessors = 132, const WgmmaGeometry* geometry = nullptr) {
     const bool gated = epilogue == LinearEpilogue::kSiluMul;
     const Matrices matrices(GetParam(), 1, shape.rows, shape.cols, gated, 11);
     const int stride = (shape.cols + 3) / 4 * 4;
@@ -257,7 +259,8 @@ class LinearKernels : public testing::TestWithParam<Format> {
       p.rounded_output = rounded_output.data();
       p.rounded_output_stride = output_stride;
     }
-    LaunchLinear(p, spread, stream.get());
+    geometry != nullptr ? LaunchWgmmaLinear(p, *geometry, stream.get())
+                        : LaunchLinear(p, spread, stream.get());
     stream.Synchronize();
     const std::vector<float> found = output.Download();
     const std::vector<uint16_t> copy = rounded_output.Download();
@@ -323,6 +326,35 @@ TEST_P(LinearKernels, MoreTilesThanFit) {
   for (LinearEpilogue epilogue :
        {LinearEpilogue::kStore, LinearEpilogue::kAdd, LinearEpilogue::kSiluMul}) {
     Check({900, 192}, 1, epilogue, false, /*multiprocessors=*/1);
+  }
+}
+
+TEST_P(LinearKernels, LargerBatches) {
+  for (int tokens : {9, 16, 33, 64, 100, 256}) {
+    for (LinearEpilogue epilogue :
+         {LinearEpilogue::kStore, LinearEpilogue::kAdd, LinearEpilogue::kSiluMul}) {
+      Check({200, 640}, tokens, epilogue, false);
+      // Few blocks, which take several groups of rows each.
+      Check({900, 192}, tokens, epilogue, false, /*multiprocessors=*/4);
+    }
+  }
+}
+
+// Every way of cutting rows, columns and tokens, with parts of different sizes and empty ones.
+TEST_P(LinearKernels, GeometriesOfWgmma) {
+  const bool has_format = GetParam().bits > 0 || GetParam().store == Store::kBf16;
+  if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << "no such kernel";
+  for (const WgmmaGeometry& g : {WgmmaGeometry{16, 1, 1, 1, 2},
+                                 {16, 4, 1, 8, 4},
+                                 {32, 2, 2, 4, 2},
+                                 {32, 1, 4, 2, 1},
+                                 {64, 2, 1, 8, 4},
+                                 {64, 1, 2, 4, 3},
+                                 {64, 4, 1, 1, 4},
+                                 {128, 1, 2, 2, 1},
+                                 {128, 2, 1, 1, 2}}) {
+    Check({232, 2112}, 75, LinearEpilogue::kAdd, false, 132, &g);
+    if (g.split < 8) Check({232, 2112}, 75, LinearEpilogue::kSiluMul, false, 132, &g);
   }
 }
 

@@ -1,0 +1,472 @@
+// The matrix kernel for 9 tokens and more on GPUs of compute capability 9.0: bf16 activations in
+// shared memory, packed weights dequantised to bf16 in registers, products of warpgroups. Other
+// GPUs, and builds without code for sm_90a, keep batch_linear.cu.
+//
+// Phases: (1) each warp copies its first chunks of weights to a ring in shared memory, and turns
+// the first into bf16 operands; (2) PdlWait; (3) all of the block's tokens and columns are copied
+// to shared memory, once, a barrier per chunk; (4) per chunk a warpgroup starts its products and
+// meanwhile turns its next weights into bf16 (scale, bias and the norm's weight are applied to
+// them); (5) sums are sent to the block of the cluster that finishes their rows, and there each
+// group of four gets the norm's factor, which needs the whole row, the bias and the epilogue. (4)
+// and (5) repeat for further rows, whose weights keep streaming.
+//
+// Ownership: a cluster owns kTokens tokens and every row_blocks-th group of row_groups * 64 rows; a
+// block its rank's part of the columns; a warpgroup 64 rows and every column_groups-th chunk; a
+// warp one tile of 16 rows, whose weights it alone copies and reads. Rank r finishes the r-th part
+// of each 64 rows. Barriers: one of the block before the first weights are used, which are
+// multiplied by a norm's weight from shared memory; then of a warp only, until sums meet: one
+// barrier when the last ones have been read, one when these have arrived, of the cluster if it is
+// more than a block, else of a row group.
+#include <cuda.h>
+
+#include "core/error.h"
+#include "cuda/kernels/batch_products.cuh"
+#include "cuda/kernels/cluster.cuh"
+#include "cuda/kernels/launch.cuh"
+#include "cuda/kernels/linear_fragments.cuh"
+#include "cuda/kernels/tensor_core.cuh"
+#include "cuda/kernels/wgmma.cuh"
+#include "cuda/kernels/wgmma_linear.h"
+
+namespace adder::cuda {
+namespace {
+
+constexpr unsigned kOnes = 0x3f803f80u;  // two in bf16
+
+struct WgmmaParams {
+  CUtensorMap tokens;  // of the rounded input
+  LinearParams linear;
+  WgmmaGeometry geometry;
+  int steps;  // groups of rows that a block takes
+  FinishParams finish;
+};
+
+// What batch_products.cuh lacks: operands whose columns are in their natural order, as shared
+// memory has the tokens. packed_matrix.h has it that a lane's words hold runs of eight columns; in
+// the natural order lane t needs pair t of the runs of all four lanes of its row. `unit` holds the
+// 16-byte words of a tile and chunk where PlaceOfWord says.
+__device__ __forceinline__ int PlaceOfWord(int g, int t) { return t * 128 + (g ^ 2 * t) * 16; }
+
+template <WeightFormat F>
+__device__ __forceinline__ void NaturalOperands(const char* unit, unsigned (&a)[4][4]) {
+  const int g = threadIdx.x % 32 / 4;
+  const int t = threadIdx.x % 4;
+  unsigned raised;
+  asm("mov.b32 %0, 0x43004300;" : "=r"(raised));
+#pragma unroll
+  for (int run = 0; run < 4; ++run) {
+    const char* words = unit + PlaceOfWord(g, run);
+    if constexpr (F == WeightFormat::kQ4) {
+      const uint4 raw = *reinterpret_cast<const uint4*>(words);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // 0x4300 | q is 128 + q in bf16. (x & y) | z as one instruction: a compiler that sees two
+        // constants makes two.
+        unsigned& w = a[2 * (i / 2) + run / 2][2 * (run % 2) + i % 2];
+        asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;"
+            : "=r"(w)
+            : "r"(Component(raw, i) >> (4 * t)), "r"(raised));
+        w = AsWord(__hsub2(AsPair(w), AsPair(raised)));
+      }
+    } else if constexpr (F == WeightFormat::kQ8) {
+      const unsigned low = 0x7650u | t % 2 * 2;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint2 raw = *reinterpret_cast<const uint2*>(words + h * 512 + t / 2 * 8);
+        a[2 * h + run / 2][2 * (run % 2)] = BytesAsBf16(raw.x, low);
+        a[2 * h + run / 2][2 * (run % 2) + 1] = BytesAsBf16(raw.y, low);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[2 * (i / 2) + run / 2][2 * (run % 2) + i % 2] =
+            *reinterpret_cast<const unsigned*>(words + i * 512 + t * 4);
+      }
+    }
+  }
+}
+
+// sums += the squares of 16 columns of 16 tokens, whose operand is `x`: the diagonal of x times
+// itself. Rows and columns of sums are the first eight tokens, then rows and columns the others.
+__device__ __forceinline__ void AddSquares(const unsigned (&x)[4], float (&sums)[4]) {
+  FreeMma(sums, {x[0], 0, x[2], 0}, x[0], x[2]);
+  FreeMma(sums, {0, x[1], 0, x[3]}, x[1], x[3]);
+}
+
+template <WeightFormat F, bool kWide, int kTokens>
+__global__ void __launch_bounds__(128 * MostWgmmaGroups(kTokens))
+    WgmmaLinearKernel(const __grid_constant__ WgmmaParams params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int kLoads = LoadsOf(F);
+  constexpr int kScaleBytes = !Fragment<F>::kQuantized ? 0 : kWide ? 256 : 64;
+  constexpr int kUnit = kLoads * 512 + kScaleBytes;
+  constexpr int kRing = WgmmaRingOf(F);
+  constexpr int kChunkBytes = kTokens * kChunkCols * 2;
+  // Tokens of one instruction, and the instructions of a block.
+  constexpr int kPart = kTokens < 64 ? kTokens : 64;
+  constexpr int kParts = kTokens / kPart;
+  constexpr int kSquareTiles = kTokens > 64 ? 2 : 1;
+  const LinearParams& p = params.linear;
+  const PackedMatrix& m = p.matrix;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const int warps = blockDim.x / 32;
+  const int column_groups = params.geometry.column_groups;
+  const int row_group = warp / 4 / column_groups;
+  const int column_group = warp / 4 % column_groups;
+  const int of_group = warp % 4;
+  const int split = params.geometry.split;
+  const int rank = blockIdx.x % split;
+  const int first_token = blockIdx.y * kTokens;
+  const int first_chunk = m.chunks * rank / split;
+  const int chunks = m.chunks * (rank + 1) / split - first_chunk;
+  const bool has_norm = p.norm_weight != nullptr;
+  // In units of 64 rows, from one step to the next.
+  const int stride = gridDim.x / split * params.geometry.row_groups;
+  const int first_block = blockIdx.x / split * params.geometry.row_groups + row_group;
+  const WgmmaLayout layout(m.chunks, kUnit, kRing, has_norm, params.geometry);
+  extern __shared__ __align__(1024) char bytes[];
+  __shared__ uint64_t arrivals[kWgmmaMostChunks];
+
+  if (split > 1) ClusterArrive();
+  if (threadIdx.x < chunks) InitArrival(SharedAddress(arrivals + threadIdx.x));
+  if (threadIdx.x == 0) PrefetchMap(&params.tokens);
+  FenceArrivals();
+
+  // This warp's weights, one unit after the other over chunks and steps; a tile beyond the matrix
+  // repeats the last one, and its sums are not stored.
+  const int my_chunks = (chunks - column_group + column_groups - 1) / column_groups;
+  char* ring = bytes + layout.weights + warp * (kRing * kUnit);
+  int fill_chunk = 0;
+  int fill_step = 0;
+  const auto fill = [&](int slot) {
+    if (fill_step < params.steps) {
+      const int tile = min((first_block + fill_step * stride) * 4 + of_group, m.tiles - 1);
+      const long long place = static_cast<long long>(tile) * m.chunks + first_chunk +
+                              column_group + fill_chunk * column_groups;
+      const char* data = reinterpret_cast<const char*>(m.data) + place * (kLoads * 512) + lane * 16;
+      const unsigned to = SharedAddress(ring + slot * kUnit);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        CopyAsync(to + i * 512 + PlaceOfWord(g, t), data + i * 512, true);
+      }
+      if (lane < kScaleBytes / 16) {
+        CopyAsync(to + kLoads * 512 + lane * 16,
+                  static_cast<const char*>(m.scales) + place * kScaleBytes + lane * 16, true);
+      }
+      if (++fill_chunk == my_chunks) {
+        fill_chunk = 0;
+        ++fill_step;
+      }
+    }
+    CopyCommit();
+  };
+#pragma unroll 1
+  for (int slot = 0; slot < kRing; ++slot) fill(slot);
+
+  uint16_t* shared_norm = reinterpret_cast<uint16_t*>(bytes + layout.norm);
+  if (has_norm) {
+    // [chunk][t][instruction][half][2], so that a lane reads its factors as two words.
+#pragma unroll 1
+    for (int i = threadIdx.x; i < chunks * kChunkCols; i += blockDim.x) {
+      const int col = first_chunk * kChunkCols + i;
+      const float weight = col < m.cols ? p.norm_weight[col] : 0.0f;
+      const int at = i / kChunkCols * kChunkCols + i % 8 / 2 * 16 + i % kChunkCols / 8 * 2 + i % 2;
+      shared_norm[at] = __bfloat16_as_ushort(__float2bfloat16_rn(weight));
+    }
+  }
+  __syncthreads();
+
+  int slot = 0;
+  unsigned next[4][4];
+  uint4 norm[2] = {make_uint4(kOnes, kOnes, kOnes, kOnes), make_uint4(kOnes, kOnes, kOnes, kOnes)};
+  // The next weights, but for the norm's factor, which is left beside them.
+  const auto prepare = [&](int chunk) {
+    CopyWait<kRing - 1>();
+    __syncwarp();
+    const char* unit = ring + slot * kUnit;
+    NaturalOperands<F>(unit, next);
+    ScaleBf16<F, kWide>(unit + kLoads * 512, m.scale_format, next);
+    if (has_norm) {
+      const uint4* from = reinterpret_cast<const uint4*>(
+          shared_norm + (column_group + chunk * column_groups) * kChunkCols + 16 * t);
+      norm[0] = from[0];
+      norm[1] = from[1];
+    }
+    __syncwarp();
+    fill(slot);
+    slot = slot == kRing - 1 ? 0 : slot + 1;
+  };
+  prepare(0);
+
+  // The first use of a parameter is slow: better now.
+  asm volatile("" ::"l"(p.output), "l"(p.rounded_output), "l"(p.bias), "r"(p.tokens),
+               "r"(p.output_stride), "r"(p.rounded_output_stride), "f"(p.norm_eps),
+               "f"(params.finish.inverse_cols), "f"(params.finish.scale));
+  PdlWait();
+  PdlTrigger();
+  if (lane == 0) {
+#pragma unroll 1
+    for (int i = warp; i < chunks; i += warps) {
+      const unsigned arrival = SharedAddress(arrivals + i);
+      ExpectBytes(arrival, kChunkBytes);
+      CopyBox(SharedAddress(bytes) + i * kChunkBytes, &params.tokens,
+              (first_chunk + i) * kChunkCols, first_token, arrival);
+    }
+  }
+  __syncwarp();
+
+  const bool gated = p.epilogue == LinearEpilogue::kSiluMul;
+  const Outputs outputs(p);
+  const int my_rows = kWgmmaRows / split;  // that this block finishes
+  const int quads = my_rows / (gated ? 8 : 4);
+  const int items = quads * kTokens;
+  const int threads = 128 * column_groups;
+  const int thread = threadIdx.x - row_group * threads;
+  const int pitch = WgmmaPitch(split);
+  const int parts = split * column_groups;
+  float* sums = reinterpret_cast<float*>(bytes + layout.sums) + row_group * parts * kTokens * pitch;
+  float* squares = reinterpret_cast<float*>(bytes + layout.squares) + row_group * parts * kTokens;
+  const int part = rank * column_groups + column_group;
+
+#pragma unroll 1
+  for (int step = 0; step < params.steps; ++step) {
+    const int block = first_block + step * stride;
+    const int first_row = block * (gated ? 32 : 64) + rank * (gated ? my_rows / 2 : my_rows);
+    // What the first item adds to comes while the products are made.
+    float4 old = make_float4(0, 0, 0, 0);
+    const auto load_old = [&](int item) {
+      const int token = first_token + item / quads;
+      const int row = first_row + item % quads * 4;
+      if (p.epilogue == LinearEpilogue::kAdd && token < p.tokens && row < outputs.rows) {
+        old = outputs.Load(token, row);
+      }
+    };
+    load_old(thread);
+
+    float acc[kParts][kPart / 2];
+    float squared[kSquareTiles][4] = {};
+#pragma unroll 1
+    for (int c = 0; c < my_chunks; ++c) {
+      const int chunk = column_group + c * column_groups;
+      const unsigned tokens = SharedAddress(bytes) + chunk * kChunkBytes;
+      WaitArrival(SharedAddress(arrivals + chunk));
+      // Only here, when the products before have ended, may operands change; a multiplication also
+      // where there is no norm, because a mere copy would be compiled away.
+      unsigned a[4][4];
+      MultiplyBf16(next, norm, a);
+      FenceRegisters();
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+          MultiplyGroup<kPart>(acc[i], a[j],
+                               TokensInShared(tokens + i * (kPart * kChunkCols * 2) + j * 32),
+                               c | j);
+        }
+      }
+      CommitProducts();
+      if (has_norm && step == 0) {
+#pragma unroll
+        for (int i = 0; i < kSquareTiles; ++i) {
+          const int tile = of_group + 4 * i;
+          if (tile >= kTokens / 16) break;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            unsigned x[4];
+            LoadA<kChunkCols>(x, tokens, tile * 16, 2 * j, lane);
+            AddSquares(x, squared[i]);
+          }
+        }
+      }
+      const bool last = c == my_chunks - 1;
+      if (!last || step + 1 < params.steps) prepare(last ? 0 : c + 1);
+      WaitProducts(next);
+    }
+
+    // Until the sums of the step before have been read; at first, until all blocks have begun.
+    const auto meet = [&] {
+      asm volatile("bar.sync %0, %1;" ::"r"(row_group + 1), "r"(threads) : "memory");
+    };
+    if (split > 1) {
+      ClusterWait();
+    } else if (step > 0) {
+      meet();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = of_group * 16 + half * 8 + g;
+      const int owner = (of_group * 2 + half) * split / 8;
+      float* to = sums + (part * kTokens + 2 * t) * pitch + row - owner * my_rows;
+      if (owner != rank) to = AtRank(to, owner);
+#pragma unroll
+      for (int i = 0; i < kTokens / 8; ++i) {
+        const int of_part = i % (kPart / 8) * 4;
+        to[i * 8 * pitch] = acc[i / (kPart / 8)][of_part + 2 * half];
+        to[(i * 8 + 1) * pitch] = acc[i / (kPart / 8)][of_part + 2 * half + 1];
+      }
+    }
+    if (has_norm && step == 0 && g / 2 == t) {
+#pragma unroll
+      for (int i = 0; i < kSquareTiles; ++i) {
+        const int tile = of_group + 4 * i;
+        if (tile >= kTokens / 16) break;
+#pragma unroll 1
+        for (int to = 0; to < split; ++to) {
+          float* there = squares + part * kTokens + tile * 16 + g;
+          if (to != rank) there = AtRank(there, to);
+          there[0] = g % 2 == 0 ? squared[i][0] : squared[i][1];
+          there[8] = g % 2 == 0 ? squared[i][2] : squared[i][3];
+        }
+      }
+    }
+    if (split > 1) {
+      ClusterArrive();
+      ClusterWait();
+    } else {
+      meet();
+    }
+
+#pragma unroll 1
+    for (int item = thread; item < items; item += threads) {
+      const int quad = item % quads;
+      const int of_block = item / quads;
+      const int token = first_token + of_block;
+      const int row = first_row + quad * 4;
+      if (item != thread) load_old(item);
+      // Gate rows of a tile come before its up rows.
+      const float* from = sums + of_block * pitch + (gated ? quad / 2 * 16 + quad % 2 * 4 : quad * 4);
+      float4 y = make_float4(0, 0, 0, 0);
+      float4 up = make_float4(0, 0, 0, 0);
+      float square = 0;
+#pragma unroll 4
+      for (int i = 0; i < parts; ++i) {
+        const float4 v = *reinterpret_cast<const float4*>(from);
+        y.x += v.x, y.y += v.y, y.z += v.z, y.w += v.w;
+        if (gated) {
+          const float4 u = *reinterpret_cast<const float4*>(from + 8);
+          up.x += u.x, up.y += u.y, up.z += u.z, up.w += u.w;
+        }
+        if (has_norm) square += squares[i * kTokens + of_block];
+        from += kTokens * pitch;
+      }
+      if (token < p.tokens && row < outputs.rows) {
+        FinishFour(p, outputs, params.finish, token, row, square, y, up, old);
+      }
+    }
+    if (split > 1 && step + 1 < params.steps) ClusterArrive();
+  }
+#endif
+}
+
+// Describes the rounded input to copies: boxes of a chunk of columns by `box_tokens` rows; what
+// lies beyond the batch and the columns is zero.
+CUtensorMap MapTokens(const LinearParams& p, int box_tokens) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const Encode encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    Check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+                                           cudaEnableDefault, &result),
+          "cudaGetDriverEntryPointByVersion");
+    if (result != cudaDriverEntryPointSuccess) {
+      Fail("The CUDA driver lacks cuTensorMapEncodeTiled, which GPUs of compute capability 9.0 "
+           "need. Install a driver for CUDA 12 or newer.");
+    }
+    return reinterpret_cast<Encode>(found);
+  }();
+  CUtensorMap map;
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(p.matrix.cols),
+                               static_cast<cuuint64_t>(p.tokens)};
+  const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(p.rounded_input_stride) * 2};
+  const cuuint32_t box[2] = {kChunkCols, static_cast<cuuint32_t>(box_tokens)};
+  const cuuint32_t every[2] = {1, 1};
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+                                 const_cast<uint16_t*>(p.rounded_input), sizes, row_bytes, box,
+                                 every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    Fail("CUDA failed to describe ", p.tokens, " rows of ", p.matrix.cols,
+         " activations to tensor copies (cuTensorMapEncodeTiled returned ",
+         static_cast<int>(result), ").");
+  }
+  return map;
+}
+
+template <WeightFormat F, bool kWide, int kTokens>
+void LaunchKernel(const LinearParams& p, const WgmmaGeometry& geometry, cudaStream_t stream) {
+  const auto kernel = WgmmaLinearKernel<F, kWide, kTokens>;
+  const int unit = LoadsOf(F) * 512 + ScaleBytesPerChunk(p.matrix.scale_format);
+  const WgmmaLayout layout(p.matrix.chunks, unit, WgmmaRingOf(F), p.norm_weight != nullptr,
+                           geometry);
+  // Always the same number, so that launches in a graph keep what they need.
+  Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             DeviceSharedBytes()),
+        "cudaFuncSetAttribute");
+  const int step_rows = kWgmmaRows / kTileRows * geometry.row_groups * geometry.row_blocks;
+  const WgmmaParams params = {MapTokens(p, kTokens), p, geometry,
+                              (p.matrix.tiles + step_rows - 1) / step_rows, FinishOf(p)};
+  LaunchClusters("the matrix kernel of larger batches", kernel,
+                 dim3(static_cast<unsigned>(geometry.row_blocks * geometry.split),
+                      static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens)),
+                 dim3(static_cast<unsigned>(128 * geometry.row_groups * geometry.column_groups)),
+                 dim3(static_cast<unsigned>(geometry.split)), static_cast<size_t>(layout.total),
+                 stream, params);
+}
+
+template <WeightFormat F, bool kWide>
+void ChooseTokens(const LinearParams& p, const WgmmaGeometry& geometry, cudaStream_t stream) {
+  switch (geometry.tokens) {
+    case 16:
+      return LaunchKernel<F, kWide, 16>(p, geometry, stream);
+    case 32:
+      return LaunchKernel<F, kWide, 32>(p, geometry, stream);
+    case 64:
+      return LaunchKernel<F, kWide, 64>(p, geometry, stream);
+    default:
+      return LaunchKernel<F, kWide, 128>(p, geometry, stream);
+  }
+}
+
+}  // namespace
+
+bool DeviceHasWgmma() {
+  static const bool has = [] {
+    int device = 0;
+    int major = 0;
+    int minor = 0;
+    Check(cudaGetDevice(&device), "cudaGetDevice");
+    Check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+          "cudaDeviceGetAttribute");
+    Check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+          "cudaDeviceGetAttribute");
+    if (major != 9 || minor != 0) return false;
+    // The kernel's body is there only for sm_90a, and with it its barriers in shared memory.
+    cudaFuncAttributes attributes;
+    Check(cudaFuncGetAttributes(&attributes, WgmmaLinearKernel<WeightFormat::kQ4, false, 16>),
+          "cudaFuncGetAttributes");
+    return attributes.sharedSizeBytes > 0;
+  }();
+  return has;
+}
+
+void LaunchWgmmaLinear(const LinearParams& params, const WgmmaGeometry& geometry,
+                       cudaStream_t stream) {
+  if (params.matrix.tiles == 0 || params.tokens == 0) return;
+  const bool wide = params.matrix.scale_format == ScaleFormat::kWide;
+  switch (params.matrix.format) {
+    case WeightFormat::kQ4:
+      return wide ? ChooseTokens<WeightFormat::kQ4, true>(params, geometry, stream)
+                  : ChooseTokens<WeightFormat::kQ4, false>(params, geometry, stream);
+    case WeightFormat::kQ8:
+      return wide ? ChooseTokens<WeightFormat::kQ8, true>(params, geometry, stream)
+                  : ChooseTokens<WeightFormat::kQ8, false>(params, geometry, stream);
+    default:
+      return ChooseTokens<WeightFormat::kBf16, false>(params, geometry, stream);
+  }
+}
+
+}  // namespace adder::cuda
