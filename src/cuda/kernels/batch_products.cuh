@@ -1,4 +1,5 @@
-// What the matrix kernels of batches share: weights scaled in bf16, and what becomes of finished sums.
+// What the matrix kernels of batches share: weights scaled in bf16, and what becomes of finished
+// sums.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -100,7 +101,8 @@ struct Outputs {
     values = router ? p.scores : p.output;
     stride = router ? p.matrix.rows : p.output_stride;
     rows = p.epilogue == LinearEpilogue::kSiluMul ? p.matrix.rows / 2 : p.matrix.rows;
-    vectors = (rows | stride | p.rounded_output_stride) % 4 == 0;
+    vectors = (rows | stride | p.rounded_output_stride) % 4 == 0 &&
+              reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
   }
   __device__ __forceinline__ float4 Load(int token, int row) const {
     const float* from = values + static_cast<long long>(token) * stride + row;
@@ -130,13 +132,23 @@ struct Outputs {
   }
 };
 
-__device__ __forceinline__ float4 AddBias(const float* bias, int row, int rows, float4 y) {
+// y plus the bias of `outputs`' rows.
+__device__ __forceinline__ float4 AddBias(const float* bias, int row, const Outputs& outputs,
+                                          float4 y) {
+  const int rows = outputs.rows;
+  if (outputs.vectors) {
+    const float4 b = *reinterpret_cast<const float4*>(bias + row);
+    return make_float4(y.x + b.x, y.y + b.y, y.z + b.z, y.w + b.w);
+  }
   y.x += bias[row];
   if (row + 1 < rows) y.y += bias[row + 1];
   if (row + 2 < rows) y.z += bias[row + 2];
   if (row + 3 < rows) y.w += bias[row + 3];
   return y;
 }
+
+// To about six digits.
+__device__ __forceinline__ float FastSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 struct FinishParams {
   float inverse_cols;
@@ -159,11 +171,12 @@ __device__ __forceinline__ void FinishFour(const LinearParams& p, const Outputs&
     up.x *= factor, up.y *= factor, up.z *= factor, up.w *= factor;
   }
   if (p.bias != nullptr) {
-    y = AddBias(p.bias, row, outputs.rows, y);
-    if (gated) up = AddBias(p.bias + outputs.rows, row, outputs.rows, up);
+    y = AddBias(p.bias, row, outputs, y);
+    if (gated) up = AddBias(p.bias + outputs.rows, row, outputs, up);
   }
   if (gated) {
-    y = make_float4(Silu(y.x) * up.x, Silu(y.y) * up.y, Silu(y.z) * up.z, Silu(y.w) * up.w);
+    y = make_float4(FastSilu(y.x) * up.x, FastSilu(y.y) * up.y, FastSilu(y.z) * up.z,
+                    FastSilu(y.w) * up.w);
   } else {
     y.x = fmaf(finish.scale, y.x, old.x), y.y = fmaf(finish.scale, y.y, old.y);
     y.z = fmaf(finish.scale, y.z, old.z), y.w = fmaf(finish.scale, y.w, old.w);

@@ -1,6 +1,6 @@
-// Times the matrix kernels of batches, each in a chain inside one graph, with weights that have left
-// the cache, as in a decode step: batch_linear.cu against wgmma_linear.cu. Prints microseconds per
-// kernel, and how far the results of the two lie apart, relative to their size.
+// Times the matrix kernels of batches, each in a chain inside one graph, with weights that have
+// left the cache, as in a decode step: batch_linear.cu against wgmma_linear.cu. Prints microseconds
+// per kernel, and how far the results of the two lie apart, relative to their size.
 //   matrix_benchmark [FILTER [all]]      (a part of a row's name; all: every geometry, best first)
 #include <algorithm>
 #include <cmath>
@@ -72,9 +72,9 @@ double Difference(const std::vector<float>& a, const std::vector<float>& b) {
   return std::sqrt(error / size);
 }
 
-std::vector<WgmmaGeometry> Geometries(const LinearParams& p, int unit) {
+std::vector<WgmmaGeometry> Geometries(const LinearParams& p) {
   std::vector<WgmmaGeometry> found;
-  for (const int tokens : {16, 32, 64, 128}) {
+  for (const int tokens : {16, 32, 64}) {
     if ((tokens > 16 && tokens / 2 >= p.tokens) || tokens * 8 < p.tokens) continue;
     const int parts = (p.tokens + tokens - 1) / tokens;
     for (const int column_groups : {1, 2, 4}) {
@@ -89,13 +89,11 @@ std::vector<WgmmaGeometry> Geometries(const LinearParams& p, int unit) {
             if ((waves == 100) != !cut) continue;
             const int blocks = g.row_blocks * split * parts;
             const int chunks = p.matrix.chunks / split;
-            if (column_groups * row_groups > MostWgmmaGroups(tokens) || chunks < column_groups ||
+            if (column_groups * row_groups > kMostWgmmaGroups || chunks < column_groups ||
                 (p.matrix.chunks + split - 1) / split > kWgmmaMostChunks ||
-                (split == 8 && p.epilogue == LinearEpilogue::kSiluMul) ||
-                blocks < 60 || blocks > 280 ||
-                WgmmaLayout(p.matrix.chunks, unit, WgmmaRingOf(p.matrix.format),
-                            p.norm_weight != nullptr, g)
-                        .total > kSharedBytes) {
+                (split == 8 && p.epilogue == LinearEpilogue::kSiluMul) || blocks < 60 ||
+                blocks > 280 ||
+                WgmmaLayout(p.matrix, p.norm_weight != nullptr, g).total > kSharedBytes) {
               continue;
             }
             found.push_back(g);
@@ -131,8 +129,7 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
       RandomBits(places * matrices * static_cast<size_t>(scale_bytes) + 16, 0x3c00, 0x100);
   const auto stride = static_cast<size_t>(gated ? c.rows / 2 : c.rows);
   const auto rows = static_cast<size_t>((tokens + kBatchRows - 1) / kBatchRows * kBatchRows);
-  const DeviceArray<float> input(
-      RandomFloats(1, rows * static_cast<size_t>(c.cols), -1.0f, 1.1f));
+  const DeviceArray<float> input(RandomFloats(1, rows * static_cast<size_t>(c.cols), -1.0f, 1.1f));
   const DeviceArray<uint16_t> rounded(rows * static_cast<size_t>(c.cols));
   const DeviceArray<float> norm(RandomFloats(2, static_cast<size_t>(c.cols), 0.5f, 1.5f));
   const DeviceArray<float> output(rows * stride);
@@ -185,9 +182,8 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
   std::vector<Row> found;
   const auto measure = [&](const WgmmaGeometry& g) {
     const double difference = Difference(one(true, g), expected);
-    const ChainTimes times = TimeChain(stream, length, kRepeats, [&](int i) {
-      LaunchWgmmaLinear(of_layer(i), g, stream.get());
-    });
+    const ChainTimes times = TimeChain(
+        stream, length, kRepeats, [&](int i) { LaunchWgmmaLinear(of_layer(i), g, stream.get()); });
     found.push_back({g, times.median, difference});
   };
   WgmmaGeometry chosen;
@@ -199,7 +195,7 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
   }
   std::printf("\n");
   if (!every_geometry) return;
-  for (const WgmmaGeometry& g : Geometries(p, LoadsOf(m.format) * 512 + scale_bytes)) measure(g);
+  for (const WgmmaGeometry& g : Geometries(p)) measure(g);
   std::sort(found.begin(), found.end(), [](const Row& a, const Row& b) { return a.time < b.time; });
   double worst = 0;
   for (const Row& row : found) worst = std::max(worst, row.difference);

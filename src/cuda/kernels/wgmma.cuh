@@ -11,10 +11,10 @@ namespace adder::cuda {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// d [64 x kTokens] = A [64 x 16] x B [16 x kTokens], plus d where `more` is not 0, by the four warps
-// of a warpgroup: each has 16 rows of A and d, in the layouts of mma.m16n8k16. `tokens` describes B:
-// see TokensInShared. Asynchronous: between FenceRegisters and WaitProducts neither d nor a may be
-// touched.
+// d [64 x kTokens] = A [64 x 16] x B [16 x kTokens], plus d where `more` is not 0, by the four
+// warps of a warpgroup: each has 16 rows of A and d, in the layouts of mma.m16n8k16. `tokens`
+// describes B: see TokensInShared. Asynchronous: between FenceRegisters and WaitProducts neither d
+// nor a may be touched.
 template <int kTokens>
 __device__ __forceinline__ void MultiplyGroup(float (&d)[kTokens / 2], const unsigned (&a)[4],
                                               uint64_t tokens, int more) {
@@ -47,9 +47,9 @@ __device__ __forceinline__ void MultiplyGroup(float (&d)[kTokens / 2], const uns
         "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
           "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
-          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]),
-          "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(more));
   }
 }

@@ -19,11 +19,10 @@ TEST(ChooseWgmmaGeometry, FitsSharedMemory) {
           p.tokens = tokens;
           WgmmaGeometry g;
           if (!ChooseWgmmaGeometry(p, 132, kSharedBytes, &g)) continue;
-          EXPECT_LE(g.column_groups * g.row_groups, MostWgmmaGroups(g.tokens));
+          EXPECT_LE(g.column_groups * g.row_groups, kMostWgmmaGroups);
           EXPECT_GE(chunks / g.split, g.column_groups);
           EXPECT_LE((chunks + g.split - 1) / g.split, kWgmmaMostChunks);
-          EXPECT_LE(WgmmaLayout(chunks, LoadsOf(format) * 512, WgmmaRingOf(format), false, g).total,
-                    kSharedBytes);
+          EXPECT_LE(WgmmaLayout(p.matrix, false, g).total, kSharedBytes);
         }
       }
     }

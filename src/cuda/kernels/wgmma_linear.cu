@@ -31,17 +31,18 @@
 namespace adder::cuda {
 namespace {
 
-constexpr unsigned kOnes = 0x3f803f80u;  // two in bf16
-
 struct WgmmaParams {
   CUtensorMap tokens;  // of the rounded input
   LinearParams linear;
   WgmmaGeometry geometry;
-  int steps;  // groups of rows that a block takes
+  WgmmaLayout layout;
+  int split_bits;
   FinishParams finish;
 };
 
-// What batch_products.cuh lacks: operands whose columns are in their natural order, as shared
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Operands whose columns are in their natural order, as shared
 // memory has the tokens. packed_matrix.h has it that a lane's words hold runs of eight columns; in
 // the natural order lane t needs pair t of the runs of all four lanes of its row. `unit` holds the
 // 16-byte words of a tile and chunk where PlaceOfWord says.
@@ -93,8 +94,10 @@ __device__ __forceinline__ void AddSquares(const unsigned (&x)[4], float (&sums)
   FreeMma(sums, {0, x[1], 0, x[3]}, x[1], x[3]);
 }
 
+#endif
+
 template <WeightFormat F, bool kWide, int kTokens>
-__global__ void __launch_bounds__(128 * MostWgmmaGroups(kTokens))
+__global__ void __launch_bounds__(128 * kMostWgmmaGroups)
     WgmmaLinearKernel(const __grid_constant__ WgmmaParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kLoads = LoadsOf(F);
@@ -102,31 +105,28 @@ __global__ void __launch_bounds__(128 * MostWgmmaGroups(kTokens))
   constexpr int kUnit = kLoads * 512 + kScaleBytes;
   constexpr int kRing = WgmmaRingOf(F);
   constexpr int kChunkBytes = kTokens * kChunkCols * 2;
-  // Tokens of one instruction, and the instructions of a block.
-  constexpr int kPart = kTokens < 64 ? kTokens : 64;
-  constexpr int kParts = kTokens / kPart;
-  constexpr int kSquareTiles = kTokens > 64 ? 2 : 1;
   const LinearParams& p = params.linear;
   const PackedMatrix& m = p.matrix;
+  const WgmmaLayout& layout = params.layout;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int g = lane / 4;
   const int t = lane % 4;
-  const int warps = blockDim.x / 32;
   const int column_groups = params.geometry.column_groups;
-  const int row_group = warp / 4 / column_groups;
-  const int column_group = warp / 4 % column_groups;
+  const int row_groups = params.geometry.row_groups;
+  const int group = warp / 4;
+  const int row_group = group / column_groups;
+  const int column_group = group % column_groups;
   const int of_group = warp % 4;
-  const int split = params.geometry.split;
-  const int rank = blockIdx.x % split;
+  const int split = 1 << params.split_bits;
+  const int rank = blockIdx.x & (split - 1);
   const int first_token = blockIdx.y * kTokens;
-  const int first_chunk = m.chunks * rank / split;
-  const int chunks = m.chunks * (rank + 1) / split - first_chunk;
+  const int first_chunk = m.chunks * rank >> params.split_bits;
+  const int chunks = (m.chunks * (rank + 1) >> params.split_bits) - first_chunk;
   const bool has_norm = p.norm_weight != nullptr;
   // In units of 64 rows, from one step to the next.
-  const int stride = gridDim.x / split * params.geometry.row_groups;
-  const int first_block = blockIdx.x / split * params.geometry.row_groups + row_group;
-  const WgmmaLayout layout(m.chunks, kUnit, kRing, has_norm, params.geometry);
+  const int stride = (gridDim.x >> params.split_bits) * row_groups;
+  const int first_block = (blockIdx.x >> params.split_bits) * row_groups + row_group;
   extern __shared__ __align__(1024) char bytes[];
   __shared__ uint64_t arrivals[kWgmmaMostChunks];
 
@@ -138,118 +138,76 @@ __global__ void __launch_bounds__(128 * MostWgmmaGroups(kTokens))
   // This warp's weights, one unit after the other over chunks and steps; a tile beyond the matrix
   // repeats the last one, and its sums are not stored.
   const int my_chunks = (chunks - column_group + column_groups - 1) / column_groups;
-  char* ring = bytes + layout.weights + warp * (kRing * kUnit);
-  int fill_chunk = 0;
-  int fill_step = 0;
-  const auto fill = [&](int slot) {
-    if (fill_step < params.steps) {
+  const unsigned ring = SharedAddress(bytes) + layout.weights + warp * (layout.ring * kUnit);
+  const char* data = nullptr;
+  const char* scales = nullptr;
+  int fill_chunk = my_chunks;
+  int fill_step = -1;
+  const auto fill = [&](unsigned to) {
+    if (fill_chunk == my_chunks) {
+      fill_chunk = 0;
+      ++fill_step;
       const int tile = min((first_block + fill_step * stride) * 4 + of_group, m.tiles - 1);
-      const long long place = static_cast<long long>(tile) * m.chunks + first_chunk +
-                              column_group + fill_chunk * column_groups;
-      const char* data = reinterpret_cast<const char*>(m.data) + place * (kLoads * 512) + lane * 16;
-      const unsigned to = SharedAddress(ring + slot * kUnit);
+      const long long place = static_cast<long long>(tile) * m.chunks + first_chunk + column_group;
+      data = reinterpret_cast<const char*>(m.data) + place * (kLoads * 512) + lane * 16;
+      scales = static_cast<const char*>(m.scales) + place * kScaleBytes + lane * 16;
+    }
+    if (fill_step < layout.steps) {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         CopyAsync(to + i * 512 + PlaceOfWord(g, t), data + i * 512, true);
       }
-      if (lane < kScaleBytes / 16) {
-        CopyAsync(to + kLoads * 512 + lane * 16,
-                  static_cast<const char*>(m.scales) + place * kScaleBytes + lane * 16, true);
-      }
-      if (++fill_chunk == my_chunks) {
-        fill_chunk = 0;
-        ++fill_step;
-      }
+      if (lane < kScaleBytes / 16) CopyAsync(to + kLoads * 512 + lane * 16, scales, true);
+      data += column_groups * (kLoads * 512);
+      scales += column_groups * kScaleBytes;
+      ++fill_chunk;
     }
     CopyCommit();
   };
 #pragma unroll 1
-  for (int slot = 0; slot < kRing; ++slot) fill(slot);
+  for (int slot = 0; slot < kRing; ++slot) fill(ring + slot * kUnit);
 
-  uint16_t* shared_norm = reinterpret_cast<uint16_t*>(bytes + layout.norm);
+  unsigned* shared_norm = reinterpret_cast<unsigned*>(bytes + layout.norm);
   if (has_norm) {
-    // [chunk][t][instruction][half][2], so that a lane reads its factors as two words.
+    // Pairs of columns, [chunk][t][instruction][half], so that a lane reads its own as two words.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < chunks * kChunkCols; i += blockDim.x) {
-      const int col = first_chunk * kChunkCols + i;
-      const float weight = col < m.cols ? p.norm_weight[col] : 0.0f;
-      const int at = i / kChunkCols * kChunkCols + i % 8 / 2 * 16 + i % kChunkCols / 8 * 2 + i % 2;
-      shared_norm[at] = __bfloat16_as_ushort(__float2bfloat16_rn(weight));
+    for (int i = threadIdx.x; i < chunks * (kChunkCols / 2); i += blockDim.x) {
+      const int col = first_chunk * kChunkCols + 2 * i;
+      float2 weights = make_float2(0, 0);
+      if (col < m.cols) weights = *reinterpret_cast<const float2*>(p.norm_weight + col);
+      shared_norm[i / 32 * 32 + i % 4 * 8 + i % 32 / 4] = PackBf16(weights.x, weights.y);
     }
   }
   __syncthreads();
 
-  int slot = 0;
-  unsigned next[4][4];
-  uint4 norm[2] = {make_uint4(kOnes, kOnes, kOnes, kOnes), make_uint4(kOnes, kOnes, kOnes, kOnes)};
-  // The next weights, but for the norm's factor, which is left beside them.
-  const auto prepare = [&](int chunk) {
-    CopyWait<kRing - 1>();
-    __syncwarp();
-    const char* unit = ring + slot * kUnit;
-    NaturalOperands<F>(unit, next);
-    ScaleBf16<F, kWide>(unit + kLoads * 512, m.scale_format, next);
-    if (has_norm) {
-      const uint4* from = reinterpret_cast<const uint4*>(
-          shared_norm + (column_group + chunk * column_groups) * kChunkCols + 16 * t);
-      norm[0] = from[0];
-      norm[1] = from[1];
-    }
-    __syncwarp();
-    fill(slot);
-    slot = slot == kRing - 1 ? 0 : slot + 1;
-  };
-  prepare(0);
-
-  // The first use of a parameter is slow: better now.
-  asm volatile("" ::"l"(p.output), "l"(p.rounded_output), "l"(p.bias), "r"(p.tokens),
-               "r"(p.output_stride), "r"(p.rounded_output_stride), "f"(p.norm_eps),
-               "f"(params.finish.inverse_cols), "f"(params.finish.scale));
-  PdlWait();
-  PdlTrigger();
-  if (lane == 0) {
-#pragma unroll 1
-    for (int i = warp; i < chunks; i += warps) {
-      const unsigned arrival = SharedAddress(arrivals + i);
-      ExpectBytes(arrival, kChunkBytes);
-      CopyBox(SharedAddress(bytes) + i * kChunkBytes, &params.tokens,
-              (first_chunk + i) * kChunkCols, first_token, arrival);
-    }
-  }
-  __syncwarp();
-
   const bool gated = p.epilogue == LinearEpilogue::kSiluMul;
-  const Outputs outputs(p);
-  const int my_rows = kWgmmaRows / split;  // that this block finishes
-  const int quads = my_rows / (gated ? 8 : 4);
-  const int items = quads * kTokens;
+  Outputs outputs(p);
+  outputs.vectors = true;
+  const int row_bits = 6 - params.split_bits;  // of the rows that this block finishes
+  const int quad_bits = row_bits - (gated ? 3 : 2);
+  const int items = kTokens << quad_bits;
   const int threads = 128 * column_groups;
   const int thread = threadIdx.x - row_group * threads;
-  const int pitch = WgmmaPitch(split);
-  const int parts = split * column_groups;
-  float* sums = reinterpret_cast<float*>(bytes + layout.sums) + row_group * parts * kTokens * pitch;
-  float* squares = reinterpret_cast<float*>(bytes + layout.squares) + row_group * parts * kTokens;
-  const int part = rank * column_groups + column_group;
+  float* sums = reinterpret_cast<float*>(bytes + layout.sums) +
+                row_group * column_groups * (kTokens * kWgmmaPitch);
+  float* squares = reinterpret_cast<float*>(bytes + layout.squares);
+  const int groups = row_groups * column_groups;
+  const int squares_pitch = groups * 4 << params.split_bits;
 
+  // One loop, so that no code is there twice: what follows the wait for the kernel before runs at
+  // the speed at which instructions arrive. Round -1 turns the first weights into bf16, waits and
+  // asks for the tokens; other rounds multiply one chunk and turn the weights of the next.
+  float acc[kTokens / 2];
+  float squared[kTokens / 16][4] = {};
+  unsigned next[4][4];
+  constexpr unsigned kOnes = 0x3f803f80u;  // two in bf16
+  uint4 norm[2] = {make_uint4(kOnes, kOnes, kOnes, kOnes), make_uint4(kOnes, kOnes, kOnes, kOnes)};
+  float4 old = make_float4(0, 0, 0, 0);
+  int slot = 0;
+  int step = 0;
 #pragma unroll 1
-  for (int step = 0; step < params.steps; ++step) {
-    const int block = first_block + step * stride;
-    const int first_row = block * (gated ? 32 : 64) + rank * (gated ? my_rows / 2 : my_rows);
-    // What the first item adds to comes while the products are made.
-    float4 old = make_float4(0, 0, 0, 0);
-    const auto load_old = [&](int item) {
-      const int token = first_token + item / quads;
-      const int row = first_row + item % quads * 4;
-      if (p.epilogue == LinearEpilogue::kAdd && token < p.tokens && row < outputs.rows) {
-        old = outputs.Load(token, row);
-      }
-    };
-    load_old(thread);
-
-    float acc[kParts][kPart / 2];
-    float squared[kSquareTiles][4] = {};
-#pragma unroll 1
-    for (int c = 0; c < my_chunks; ++c) {
+  for (int c = -1;; ++c) {
+    if (c >= 0) {
       const int chunk = column_group + c * column_groups;
       const unsigned tokens = SharedAddress(bytes) + chunk * kChunkBytes;
       WaitArrival(SharedAddress(arrivals + chunk));
@@ -260,65 +218,102 @@ __global__ void __launch_bounds__(128 * MostWgmmaGroups(kTokens))
       FenceRegisters();
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) {
-          MultiplyGroup<kPart>(acc[i], a[j],
-                               TokensInShared(tokens + i * (kPart * kChunkCols * 2) + j * 32),
-                               c | j);
-        }
+        MultiplyGroup<kTokens>(acc, a[j], TokensInShared(tokens + j * 32), c | j);
       }
       CommitProducts();
-      if (has_norm && step == 0) {
+      if (has_norm && step == 0 && (row_groups == 1 || c % row_groups == row_group)) {
+        // Each warp has 16 of the columns.
 #pragma unroll
-        for (int i = 0; i < kSquareTiles; ++i) {
-          const int tile = of_group + 4 * i;
-          if (tile >= kTokens / 16) break;
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            unsigned x[4];
-            LoadA<kChunkCols>(x, tokens, tile * 16, 2 * j, lane);
-            AddSquares(x, squared[i]);
-          }
+        for (int i = 0; i < kTokens / 16; ++i) {
+          unsigned x[4];
+          LoadA<kChunkCols>(x, tokens, i * 16, 2 * of_group, lane);
+          AddSquares(x, squared[i]);
         }
       }
-      const bool last = c == my_chunks - 1;
-      if (!last || step + 1 < params.steps) prepare(last ? 0 : c + 1);
-      WaitProducts(next);
     }
 
-    // Until the sums of the step before have been read; at first, until all blocks have begun.
-    const auto meet = [&] {
-      asm volatile("bar.sync %0, %1;" ::"r"(row_group + 1), "r"(threads) : "memory");
+    const int first_row = ((first_block + step * stride) * 64 + (rank << row_bits)) >> gated;
+    // What an item adds to; that of the first comes while the products are made.
+    const auto load_old = [&](int item) {
+      const int token = first_token + (item >> quad_bits);
+      const int row = first_row + (item & ((1 << quad_bits) - 1)) * 4;
+      if (p.epilogue == LinearEpilogue::kAdd && token < p.tokens && row < outputs.rows) {
+        old = outputs.Load(token, row);
+      }
     };
+    if (c == 0) load_old(thread);
+
+    const bool last = c == my_chunks - 1;
+    if (!last || step + 1 < layout.steps) {
+      // The next weights, but for the norm's factor, which is left beside them.
+      CopyWait<kRing - 1>();
+      __syncwarp();
+      const char* unit = bytes + layout.weights + (warp * layout.ring + slot) * kUnit;
+      NaturalOperands<F>(unit, next);
+      ScaleBf16<F, kWide>(unit + kLoads * 512, m.scale_format, next);
+      if (has_norm) {
+        const int next_chunk = column_group + (last ? 0 : c + 1) * column_groups;
+        const uint4* from =
+            reinterpret_cast<const uint4*>(shared_norm + next_chunk * (kChunkCols / 2) + 8 * t);
+        norm[0] = from[0];
+        norm[1] = from[1];
+      }
+      __syncwarp();
+      fill(ring + slot * kUnit);
+      slot = slot == kRing - 1 ? 0 : slot + 1;
+    }
+
+    if (c < 0) {
+      // The first use of a parameter is slow: better now.
+      asm volatile("" ::"l"(p.output), "l"(p.rounded_output), "l"(p.bias), "r"(p.tokens),
+                   "r"(p.output_stride), "r"(p.rounded_output_stride), "f"(p.norm_eps),
+                   "f"(params.finish.inverse_cols), "f"(params.finish.scale));
+      PdlWait();
+      PdlTrigger();
+      if (lane == 0) {
+#pragma unroll 1
+        for (int i = warp; i < chunks; i += 4 * groups) {
+          const unsigned arrival = SharedAddress(arrivals + i);
+          ExpectBytes(arrival, kChunkBytes);
+          CopyBox(SharedAddress(bytes) + i * kChunkBytes, &params.tokens,
+                  (first_chunk + i) * kChunkCols, first_token, arrival);
+        }
+      }
+      __syncwarp();
+      continue;
+    }
+    WaitProducts(next);
+    if (!last) continue;
+
+    // At first until all blocks have begun, then until the sums of the step before have been read.
     if (split > 1) {
       ClusterWait();
     } else if (step > 0) {
-      meet();
+      __syncthreads();
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = of_group * 16 + half * 8 + g;
-      const int owner = (of_group * 2 + half) * split / 8;
-      float* to = sums + (part * kTokens + 2 * t) * pitch + row - owner * my_rows;
+      const int owner = row >> row_bits;
+      float* to = sums + (column_group * kTokens + 2 * t) * kWgmmaPitch + (rank << row_bits) + row -
+                  (owner << row_bits);
       if (owner != rank) to = AtRank(to, owner);
 #pragma unroll
       for (int i = 0; i < kTokens / 8; ++i) {
-        const int of_part = i % (kPart / 8) * 4;
-        to[i * 8 * pitch] = acc[i / (kPart / 8)][of_part + 2 * half];
-        to[(i * 8 + 1) * pitch] = acc[i / (kPart / 8)][of_part + 2 * half + 1];
+        to[i * 8 * kWgmmaPitch] = acc[4 * i + 2 * half];
+        to[(i * 8 + 1) * kWgmmaPitch] = acc[4 * i + 2 * half + 1];
       }
     }
     if (has_norm && step == 0 && g / 2 == t) {
-#pragma unroll
-      for (int i = 0; i < kSquareTiles; ++i) {
-        const int tile = of_group + 4 * i;
-        if (tile >= kTokens / 16) break;
 #pragma unroll 1
-        for (int to = 0; to < split; ++to) {
-          float* there = squares + part * kTokens + tile * 16 + g;
-          if (to != rank) there = AtRank(there, to);
+      for (int to = 0; to < split; ++to) {
+        float* there = squares + g * squares_pitch + (rank * groups + group) * 4 + of_group;
+        if (to != rank) there = AtRank(there, to);
+#pragma unroll
+        for (int i = 0; i < kTokens / 16; ++i) {
           there[0] = g % 2 == 0 ? squared[i][0] : squared[i][1];
-          there[8] = g % 2 == 0 ? squared[i][2] : squared[i][3];
+          there[8 * squares_pitch] = g % 2 == 0 ? squared[i][2] : squared[i][3];
+          there += 16 * squares_pitch;
         }
       }
     }
@@ -326,37 +321,49 @@ __global__ void __launch_bounds__(128 * MostWgmmaGroups(kTokens))
       ClusterArrive();
       ClusterWait();
     } else {
-      meet();
+      __syncthreads();
     }
 
 #pragma unroll 1
     for (int item = thread; item < items; item += threads) {
-      const int quad = item % quads;
-      const int of_block = item / quads;
-      const int token = first_token + of_block;
-      const int row = first_row + quad * 4;
-      if (item != thread) load_old(item);
+      const int quad = item & ((1 << quad_bits) - 1);
+      const int of_block = item >> quad_bits;
       // Gate rows of a tile come before its up rows.
-      const float* from = sums + of_block * pitch + (gated ? quad / 2 * 16 + quad % 2 * 4 : quad * 4);
+      const float* from =
+          sums + of_block * kWgmmaPitch + (gated ? quad / 2 * 16 + quad % 2 * 4 : quad * 4);
       float4 y = make_float4(0, 0, 0, 0);
       float4 up = make_float4(0, 0, 0, 0);
       float square = 0;
-#pragma unroll 4
-      for (int i = 0; i < parts; ++i) {
-        const float4 v = *reinterpret_cast<const float4*>(from);
-        y.x += v.x, y.y += v.y, y.z += v.z, y.w += v.w;
-        if (gated) {
-          const float4 u = *reinterpret_cast<const float4*>(from + 8);
-          up.x += u.x, up.y += u.y, up.z += u.z, up.w += u.w;
+#pragma unroll 1
+      for (int i = 0; i < column_groups; ++i) {
+#pragma unroll 2
+        for (int r = 0; r < split; ++r) {
+          const float4 v = *reinterpret_cast<const float4*>(from + (r << row_bits));
+          y.x += v.x, y.y += v.y, y.z += v.z, y.w += v.w;
+          if (gated) {
+            const float4 u = *reinterpret_cast<const float4*>(from + (r << row_bits) + 8);
+            up.x += u.x, up.y += u.y, up.z += u.z, up.w += u.w;
+          }
         }
-        if (has_norm) square += squares[i * kTokens + of_block];
-        from += kTokens * pitch;
+        from += kTokens * kWgmmaPitch;
       }
+      if (has_norm) {
+        const float4* all = reinterpret_cast<const float4*>(squares + of_block * squares_pitch);
+#pragma unroll 2
+        for (int i = 0; i < squares_pitch / 4; ++i) {
+          square += all[i].x + all[i].y + (all[i].z + all[i].w);
+        }
+      }
+      const int token = first_token + of_block;
+      const int row = first_row + quad * 4;
       if (token < p.tokens && row < outputs.rows) {
         FinishFour(p, outputs, params.finish, token, row, square, y, up, old);
       }
+      load_old(item + threads);
     }
-    if (split > 1 && step + 1 < params.steps) ClusterArrive();
+    if (++step == layout.steps) break;
+    if (split > 1) ClusterArrive();
+    c = -1;  // The next round is 0 of the next step, whose weights are ready.
   }
 #endif
 }
@@ -372,8 +379,9 @@ CUtensorMap MapTokens(const LinearParams& p, int box_tokens) {
                                            cudaEnableDefault, &result),
           "cudaGetDriverEntryPointByVersion");
     if (result != cudaDriverEntryPointSuccess) {
-      Fail("The CUDA driver lacks cuTensorMapEncodeTiled, which GPUs of compute capability 9.0 "
-           "need. Install a driver for CUDA 12 or newer.");
+      Fail(
+          "The CUDA driver lacks cuTensorMapEncodeTiled, which GPUs of compute capability 9.0 "
+          "need. Install a driver for CUDA 12 or newer.");
     }
     return reinterpret_cast<Encode>(found);
   }();
@@ -383,11 +391,10 @@ CUtensorMap MapTokens(const LinearParams& p, int box_tokens) {
   const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(p.rounded_input_stride) * 2};
   const cuuint32_t box[2] = {kChunkCols, static_cast<cuuint32_t>(box_tokens)};
   const cuuint32_t every[2] = {1, 1};
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-                                 const_cast<uint16_t*>(p.rounded_input), sizes, row_bytes, box,
-                                 every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t*>(p.rounded_input), sizes,
+      row_bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     Fail("CUDA failed to describe ", p.tokens, " rows of ", p.matrix.cols,
          " activations to tensor copies (cuTensorMapEncodeTiled returned ",
@@ -399,16 +406,13 @@ CUtensorMap MapTokens(const LinearParams& p, int box_tokens) {
 template <WeightFormat F, bool kWide, int kTokens>
 void LaunchKernel(const LinearParams& p, const WgmmaGeometry& geometry, cudaStream_t stream) {
   const auto kernel = WgmmaLinearKernel<F, kWide, kTokens>;
-  const int unit = LoadsOf(F) * 512 + ScaleBytesPerChunk(p.matrix.scale_format);
-  const WgmmaLayout layout(p.matrix.chunks, unit, WgmmaRingOf(F), p.norm_weight != nullptr,
-                           geometry);
+  const WgmmaLayout layout(p.matrix, p.norm_weight != nullptr, geometry);
   // Always the same number, so that launches in a graph keep what they need.
   Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              DeviceSharedBytes()),
         "cudaFuncSetAttribute");
-  const int step_rows = kWgmmaRows / kTileRows * geometry.row_groups * geometry.row_blocks;
-  const WgmmaParams params = {MapTokens(p, kTokens), p, geometry,
-                              (p.matrix.tiles + step_rows - 1) / step_rows, FinishOf(p)};
+  WgmmaParams params = {MapTokens(p, kTokens), p, geometry, layout, 0, FinishOf(p)};
+  while (1 << params.split_bits < geometry.split) ++params.split_bits;
   LaunchClusters("the matrix kernel of larger batches", kernel,
                  dim3(static_cast<unsigned>(geometry.row_blocks * geometry.split),
                       static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens)),
@@ -424,10 +428,8 @@ void ChooseTokens(const LinearParams& p, const WgmmaGeometry& geometry, cudaStre
       return LaunchKernel<F, kWide, 16>(p, geometry, stream);
     case 32:
       return LaunchKernel<F, kWide, 32>(p, geometry, stream);
-    case 64:
-      return LaunchKernel<F, kWide, 64>(p, geometry, stream);
     default:
-      return LaunchKernel<F, kWide, 128>(p, geometry, stream);
+      return LaunchKernel<F, kWide, 64>(p, geometry, stream);
   }
 }
 

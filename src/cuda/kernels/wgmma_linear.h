@@ -16,40 +16,44 @@ inline constexpr int kWgmmaMostChunks = 64;
 
 // How the work of one launch is cut up.
 struct WgmmaGeometry {
-  int tokens = 16;        // of a block: 16, 32, 64 or 128
+  int tokens = 16;        // of a block: 16, 32 or 64
   int column_groups = 1;  // warpgroups that share a block's columns
-  int row_groups = 1;     // warpgroups with rows of their own; with column_groups at most
-                          // MostWgmmaGroups
+  int row_groups = 1;     // warpgroups with rows of their own
   int split = 1;          // blocks of a cluster that share the columns: 1, 2, 4 or 8
   int row_blocks = 1;     // clusters that share the rows; each takes every so many-th part of them
 };
 
-// More tokens need more registers.
-constexpr int MostWgmmaGroups(int tokens) { return tokens > 64 ? 2 : 4; }
-// Chunks of weights that each warp holds in shared memory.
+// Of a block: column_groups * row_groups.
+inline constexpr int kMostWgmmaGroups = 4;
+// The most chunks of weights that each warp holds in shared memory.
 constexpr int WgmmaRingOf(WeightFormat format) { return format == WeightFormat::kQ4 ? 6 : 4; }
-// Floats from one token's sums to the next, `split` as in the geometry: lanes that write together
-// hit different banks.
-__host__ __device__ constexpr int WgmmaPitch(int split) { return kWgmmaRows / split + 4; }
+// Floats from one token's sums to the next: lanes that write together hit different banks.
+inline constexpr int kWgmmaPitch = kWgmmaRows + 4;
 
 // How a block's shared memory is cut. First the tokens: [chunk] of this block's columns, see
 // TokensInShared in wgmma.cuh.
 struct WgmmaLayout {
+  int steps;    // groups of rows that a block takes
+  int ring;     // chunks of weights that a warp holds
   int weights;  // offset; [warp][ring]
-  int sums;     // offset; [row group][rank][column group][token][rows / split + 4] f32
-  int squares;  // offset; [row group][rank][column group][token] f32
+  int sums;     // offset; [row group][column group][token][rank][rows / split] f32 with kWgmmaPitch
+  int squares;  // offset; [token][rank][row group][column group][warp] f32
   int norm;     // offset; the norm's weight in bf16, in the order of operands
   int total;
 
-  __host__ __device__ WgmmaLayout(int chunks, int unit, int ring, bool has_norm,
-                                  const WgmmaGeometry& g) {
-    const int most_chunks = (chunks + g.split - 1) / g.split;
-    weights = most_chunks * g.tokens * kChunkCols * 2;
+  WgmmaLayout(const PackedMatrix& m, bool has_norm, const WgmmaGeometry& g) {
+    const int step_tiles = kWgmmaRows / kTileRows * g.row_groups * g.row_blocks;
+    steps = (m.tiles + step_tiles - 1) / step_tiles;
+    const int chunks = (m.chunks + g.split - 1) / g.split;
+    const int units = (chunks + g.column_groups - 1) / g.column_groups * steps;
+    ring = units < WgmmaRingOf(m.format) ? units : WgmmaRingOf(m.format);
+    const int unit = LoadsOf(m.format) * 512 + ScaleBytesPerChunk(m.scale_format);
+    weights = chunks * g.tokens * kChunkCols * 2;
     sums = weights + g.column_groups * g.row_groups * 4 * ring * unit;
-    const int parts = g.row_groups * g.split * g.column_groups * g.tokens;
-    squares = sums + parts * WgmmaPitch(g.split) * 4;
-    norm = squares + (has_norm ? parts * 4 : 0);
-    total = norm + (has_norm ? most_chunks * kChunkCols * 2 : 0);
+    const int parts = g.row_groups * g.column_groups * g.tokens;
+    squares = sums + parts * kWgmmaPitch * 4;
+    norm = squares + (has_norm ? parts * g.split * 4 * 4 : 0);
+    total = norm + (has_norm ? chunks * kChunkCols * 2 : 0);
   }
 };
 
