@@ -39,18 +39,19 @@ struct Bf16Scales {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = h * kTileRows + g + 8 * r;
-        float2 pair;
         if constexpr (kWide) {
-          pair = reinterpret_cast<const float2*>(from)[row];
+          const float2 pair = reinterpret_cast<const float2*>(from)[row];
+          scale[h][r] = __float2bfloat162_rn(pair.x);
+          bias[h][r] = __float2bfloat162_rn(pair.y);
         } else {
-          const unsigned word = reinterpret_cast<const unsigned*>(from)[row];
-          pair = make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+          unsigned word = reinterpret_cast<const unsigned*>(from)[row];
           if (format == ScaleFormat::kCompactF16) {
-            pair = __half22float2(*reinterpret_cast<const __half2*>(&word));
+            const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&word));
+            word = PackBf16(pair.x, pair.y);
           }
+          scale[h][r] = AsPair(__byte_perm(word, 0, 0x1010));
+          bias[h][r] = AsPair(__byte_perm(word, 0, 0x3232));
         }
-        scale[h][r] = __float2bfloat162_rn(pair.x);
-        bias[h][r] = __float2bfloat162_rn(pair.y);
       }
     }
   }

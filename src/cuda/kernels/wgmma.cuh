@@ -79,8 +79,7 @@ __device__ __forceinline__ uint64_t TokensInShared(unsigned at) {
   return kPermuted128 | kGroupOfRows | uint64_t{1} << 16 | (at & 0x3ffffu) >> 4;
 }
 
-// A barrier that one arrival and the bytes that it announces complete; waits are for its first
-// phase.
+// A barrier whose phases one arrival and the bytes that it announces complete.
 __device__ __forceinline__ void InitArrival(unsigned barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
 }
@@ -92,12 +91,29 @@ __device__ __forceinline__ void ExpectBytes(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void WaitArrival(unsigned barrier) {
+// `phase` counts from 0; only the present one or the one before may be asked for.
+__device__ __forceinline__ void WaitArrival(unsigned barrier, int phase) {
   asm volatile(
       "{.reg .pred p;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;\n"
-      "@!p bra again;}" ::"r"(barrier)
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra again;}" ::"r"(barrier),
+      "r"(phase & 1)
+      : "memory");
+}
+// Stores in any block of the cluster, telling `barrier` there: addresses as RemoteAddress gives
+// them. Unlike a barrier of the cluster, this waits for nothing.
+__device__ __forceinline__ void StoreAndTell(unsigned to, float4 value, unsigned barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void StoreAndTell(unsigned to, float value, unsigned barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
+      "f"(value), "r"(barrier)
       : "memory");
 }
 

@@ -36,7 +36,8 @@ struct WgmmaParams {
   LinearParams linear;
   WgmmaGeometry geometry;
   WgmmaLayout layout;
-  int split_bits;
+  int split_bits;   // log2 of geometry.split
+  int column_bits;  // log2 of geometry.column_groups
   FinishParams finish;
 };
 
@@ -94,6 +95,11 @@ __device__ __forceinline__ void AddSquares(const unsigned (&x)[4], float (&sums)
   FreeMma(sums, {0, x[1], 0, x[3]}, x[1], x[3]);
 }
 
+__device__ __forceinline__ void AddFour(float (&sums)[4], const float* from) {
+  const float4 v = *reinterpret_cast<const float4*>(from);
+  sums[0] += v.x, sums[1] += v.y, sums[2] += v.z, sums[3] += v.w;
+}
+
 #endif
 
 template <WeightFormat F, bool kWide, int kTokens>
@@ -115,8 +121,8 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
   const int column_groups = params.geometry.column_groups;
   const int row_groups = params.geometry.row_groups;
   const int group = warp / 4;
-  const int row_group = group / column_groups;
-  const int column_group = group % column_groups;
+  const int row_group = group >> params.column_bits;
+  const int column_group = group & (column_groups - 1);
   const int of_group = warp % 4;
   const int split = 1 << params.split_bits;
   const int rank = blockIdx.x & (split - 1);
@@ -128,16 +134,21 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
   const int stride = (gridDim.x >> params.split_bits) * row_groups;
   const int first_block = (blockIdx.x >> params.split_bits) * row_groups + row_group;
   extern __shared__ __align__(1024) char bytes[];
-  __shared__ uint64_t arrivals[kWgmmaMostChunks];
+  // Of each chunk of tokens, and last of the sums.
+  __shared__ uint64_t arrivals[kWgmmaMostChunks + 1];
+  const unsigned sums_arrival = SharedAddress(arrivals + kWgmmaMostChunks);
 
-  if (split > 1) ClusterArrive();
   if (threadIdx.x < chunks) InitArrival(SharedAddress(arrivals + threadIdx.x));
-  if (threadIdx.x == 0) PrefetchMap(&params.tokens);
+  if (threadIdx.x == 0) {
+    InitArrival(sums_arrival);
+    PrefetchMap(&params.tokens);
+  }
   FenceArrivals();
+  if (split > 1) ClusterArriveRelaxed();
 
   // This warp's weights, one unit after the other over chunks and steps; a tile beyond the matrix
   // repeats the last one, and its sums are not stored.
-  const int my_chunks = (chunks - column_group + column_groups - 1) / column_groups;
+  const int my_chunks = (chunks - column_group + column_groups - 1) >> params.column_bits;
   const unsigned ring = SharedAddress(bytes) + layout.weights + warp * (layout.ring * kUnit);
   const char* data = nullptr;
   const char* scales = nullptr;
@@ -180,19 +191,29 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
   }
   __syncthreads();
 
+  // Sums of one row and all tokens lie together; of 16 tokens in the order in which a lane has
+  // them: 2 t, 2 t + 1, 2 t + 8, 2 t + 9, then those of the next t.
+  constexpr int kPitch = WgmmaPitch(kTokens);
   const bool gated = p.epilogue == LinearEpilogue::kSiluMul;
-  Outputs outputs(p);
-  outputs.vectors = true;
   const int row_bits = 6 - params.split_bits;  // of the rows that this block finishes
-  const int quad_bits = row_bits - (gated ? 3 : 2);
-  const int items = kTokens << quad_bits;
+  const int out_bits = row_bits - gated;       // of those that it stores
+  const int out_rows = m.rows >> gated;
+  const int items = kTokens / 4 << out_bits;
   const int threads = 128 * column_groups;
   const int thread = threadIdx.x - row_group * threads;
-  float* sums = reinterpret_cast<float*>(bytes + layout.sums) +
-                row_group * column_groups * (kTokens * kWgmmaPitch);
-  float* squares = reinterpret_cast<float*>(bytes + layout.squares);
   const int groups = row_groups * column_groups;
-  const int squares_pitch = groups * 4 << params.split_bits;
+  const int parts = column_groups << params.split_bits;
+  const unsigned part_floats = kPitch << row_bits;
+  float* sums = reinterpret_cast<float*>(bytes + layout.sums) + row_group * parts * part_floats;
+  float* squares = reinterpret_cast<float*>(bytes + layout.squares);
+  const auto expect_sums = [&](bool with_squares) {
+    if (split > 1 && threadIdx.x == 0) {
+      ExpectBytes(
+          sums_arrival,
+          groups * kTokens * (kWgmmaRows * 4 + (with_squares ? 16 << params.split_bits : 0)));
+    }
+  };
+  expect_sums(has_norm);
 
   // One loop, so that no code is there twice: what follows the wait for the kernel before runs at
   // the speed at which instructions arrive. Round -1 turns the first weights into bf16, waits and
@@ -202,7 +223,7 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
   unsigned next[4][4];
   constexpr unsigned kOnes = 0x3f803f80u;  // two in bf16
   uint4 norm[2] = {make_uint4(kOnes, kOnes, kOnes, kOnes), make_uint4(kOnes, kOnes, kOnes, kOnes)};
-  float4 old = make_float4(0, 0, 0, 0);
+  float old[4] = {};
   int slot = 0;
   int step = 0;
 #pragma unroll 1
@@ -210,7 +231,7 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
     if (c >= 0) {
       const int chunk = column_group + c * column_groups;
       const unsigned tokens = SharedAddress(bytes) + chunk * kChunkBytes;
-      WaitArrival(SharedAddress(arrivals + chunk));
+      WaitArrival(SharedAddress(arrivals + chunk), 0);
       // Only here, when the products before have ended, may operands change; a multiplication also
       // where there is no norm, because a mere copy would be compiled away.
       unsigned a[4][4];
@@ -221,7 +242,7 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
         MultiplyGroup<kTokens>(acc, a[j], TokensInShared(tokens + j * 32), c | j);
       }
       CommitProducts();
-      if (has_norm && step == 0 && (row_groups == 1 || c % row_groups == row_group)) {
+      if (has_norm && step == 0 && (c & (row_groups - 1)) == row_group) {
         // Each warp has 16 of the columns.
 #pragma unroll
         for (int i = 0; i < kTokens / 16; ++i) {
@@ -233,12 +254,21 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
     }
 
     const int first_row = ((first_block + step * stride) * 64 + (rank << row_bits)) >> gated;
-    // What an item adds to; that of the first comes while the products are made.
+    // An item is a row of results and four tokens: the first, and 1, 8 and 9 after it. What an item
+    // adds to; that of the first comes while the products are made.
+    const auto token_of = [&](int item) {
+      const int four = item >> out_bits;
+      return first_token + four / 4 * 16 + four % 4 * 2;
+    };
+    const auto row_of = [&](int item) { return first_row + (item & ((1 << out_bits) - 1)); };
     const auto load_old = [&](int item) {
-      const int token = first_token + (item >> quad_bits);
-      const int row = first_row + (item & ((1 << quad_bits) - 1)) * 4;
-      if (p.epilogue == LinearEpilogue::kAdd && token < p.tokens && row < outputs.rows) {
-        old = outputs.Load(token, row);
+      if (p.epilogue != LinearEpilogue::kAdd || row_of(item) >= out_rows) return;
+      const int token = token_of(item);
+      const float* from = p.output + static_cast<long long>(token) * p.output_stride + row_of(item);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int after = i % 2 + i / 2 * 8;
+        if (token + after < p.tokens) old[i] = from[after * p.output_stride];
       }
     };
     if (c == 0) load_old(thread);
@@ -291,78 +321,113 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
     } else if (step > 0) {
       __syncthreads();
     }
+    const int part = rank * column_groups + column_group;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = of_group * 16 + half * 8 + g;
       const int owner = row >> row_bits;
-      float* to = sums + (column_group * kTokens + 2 * t) * kWgmmaPitch + (rank << row_bits) + row -
-                  (owner << row_bits);
-      if (owner != rank) to = AtRank(to, owner);
+      float* to = sums + part * part_floats + (row - (owner << row_bits)) * kPitch + 4 * t;
+      const unsigned there = RemoteAddress(to, owner);
+      const unsigned arrival = RemoteAddress(arrivals + kWgmmaMostChunks, owner);
 #pragma unroll
-      for (int i = 0; i < kTokens / 8; ++i) {
-        to[i * 8 * kWgmmaPitch] = acc[4 * i + 2 * half];
-        to[(i * 8 + 1) * kWgmmaPitch] = acc[4 * i + 2 * half + 1];
+      for (int i = 0; i < kTokens / 16; ++i) {
+        const float* from = acc + 8 * i + 2 * half;
+        const float4 value = make_float4(from[0], from[1], from[4], from[5]);
+        if (split > 1) {
+          StoreAndTell(there + i * 64, value, arrival);
+        } else {
+          *reinterpret_cast<float4*>(to + i * 16) = value;
+        }
       }
     }
     if (has_norm && step == 0 && g / 2 == t) {
+      float* mine = squares + ((rank * groups + group) * 4 + of_group) * kTokens + 4 * t + g % 2;
 #pragma unroll 1
       for (int to = 0; to < split; ++to) {
-        float* there = squares + g * squares_pitch + (rank * groups + group) * 4 + of_group;
-        if (to != rank) there = AtRank(there, to);
+        const unsigned there = RemoteAddress(mine, to);
+        const unsigned arrival = RemoteAddress(arrivals + kWgmmaMostChunks, to);
 #pragma unroll
-        for (int i = 0; i < kTokens / 16; ++i) {
-          there[0] = g % 2 == 0 ? squared[i][0] : squared[i][1];
-          there[8 * squares_pitch] = g % 2 == 0 ? squared[i][2] : squared[i][3];
-          there += 16 * squares_pitch;
+        for (int i = 0; i < kTokens / 8; ++i) {
+          const float(&both)[4] = squared[i / 2];
+          const float value = g % 2 == 0 ? both[i % 2 * 2] : both[i % 2 * 2 + 1];
+          if (split > 1) {
+            StoreAndTell(there + i / 2 * 64 + i % 2 * 8, value, arrival);
+          } else {
+            mine[i / 2 * 16 + i % 2 * 2] = value;
+          }
         }
       }
     }
     if (split > 1) {
-      ClusterArrive();
-      ClusterWait();
+      WaitArrival(sums_arrival, step);
     } else {
       __syncthreads();
     }
 
 #pragma unroll 1
     for (int item = thread; item < items; item += threads) {
-      const int quad = item & ((1 << quad_bits) - 1);
-      const int of_block = item >> quad_bits;
+      const int in_block = item & ((1 << out_bits) - 1);
+      const int four = item >> out_bits;
       // Gate rows of a tile come before its up rows.
-      const float* from =
-          sums + of_block * kWgmmaPitch + (gated ? quad / 2 * 16 + quad % 2 * 4 : quad * 4);
-      float4 y = make_float4(0, 0, 0, 0);
-      float4 up = make_float4(0, 0, 0, 0);
-      float square = 0;
-#pragma unroll 1
-      for (int i = 0; i < column_groups; ++i) {
+      const int at = gated ? in_block / 8 * 16 + in_block % 8 : in_block;
+      const float* from = sums + at * kPitch + four * 4;
+      float y[4] = {};
+      float up[4] = {};
 #pragma unroll 2
-        for (int r = 0; r < split; ++r) {
-          const float4 v = *reinterpret_cast<const float4*>(from + (r << row_bits));
-          y.x += v.x, y.y += v.y, y.z += v.z, y.w += v.w;
+      for (int i = 0; i < parts; ++i) {
+        AddFour(y, from);
+        if (gated) AddFour(up, from + 8 * kPitch);
+        from += part_floats;
+      }
+      float square[4] = {};
+      if (has_norm) {
+        from = squares + four * 4;
+#pragma unroll 1
+        for (int i = 0; i < groups << params.split_bits; ++i) {
+#pragma unroll
+          for (int w = 0; w < 4; ++w) AddFour(square, from + w * kTokens);
+          from += 4 * kTokens;
+        }
+      }
+      const int row = row_of(item);
+      if (row < out_rows) {
+        float bias = 0;
+        float up_bias = 0;
+        if (p.bias != nullptr) {
+          bias = p.bias[row];
+          if (gated) up_bias = p.bias[out_rows + row];
+        }
+        const int token = token_of(item);
+        float* to = p.output + static_cast<long long>(token) * p.output_stride + row;
+        uint16_t* rounded =
+            p.rounded_output + static_cast<long long>(token) * p.rounded_output_stride + row;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int after = i % 2 + i / 2 * 8;
+          if (has_norm) {
+            const float factor = rsqrtf(fmaf(square[i], params.finish.inverse_cols, p.norm_eps));
+            y[i] *= factor, up[i] *= factor;
+          }
+          float value = y[i] + bias;
           if (gated) {
-            const float4 u = *reinterpret_cast<const float4*>(from + (r << row_bits) + 8);
-            up.x += u.x, up.y += u.y, up.z += u.z, up.w += u.w;
+            value = FastSilu(value) * (up[i] + up_bias);
+          } else {
+            value = fmaf(params.finish.scale, value, old[i]);
+          }
+          if (token + after < p.tokens) {
+            to[after * p.output_stride] = value;
+            if (p.rounded_output != nullptr) {
+              rounded[after * p.rounded_output_stride] =
+                  __bfloat16_as_ushort(__float2bfloat16_rn(value));
+            }
           }
         }
-        from += kTokens * kWgmmaPitch;
-      }
-      if (has_norm) {
-        const float4* all = reinterpret_cast<const float4*>(squares + of_block * squares_pitch);
-#pragma unroll 2
-        for (int i = 0; i < squares_pitch / 4; ++i) {
-          square += all[i].x + all[i].y + (all[i].z + all[i].w);
-        }
-      }
-      const int token = first_token + of_block;
-      const int row = first_row + quad * 4;
-      if (token < p.tokens && row < outputs.rows) {
-        FinishFour(p, outputs, params.finish, token, row, square, y, up, old);
       }
       load_old(item + threads);
     }
     if (++step == layout.steps) break;
-    if (split > 1) ClusterArrive();
+    expect_sums(false);
+    if (split > 1) ClusterArriveRelaxed();
     c = -1;  // The next round is 0 of the next step, whose weights are ready.
   }
 #endif
@@ -411,7 +476,8 @@ void LaunchKernel(const LinearParams& p, const WgmmaGeometry& geometry, cudaStre
   Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              DeviceSharedBytes()),
         "cudaFuncSetAttribute");
-  WgmmaParams params = {MapTokens(p, kTokens), p, geometry, layout, 0, FinishOf(p)};
+  WgmmaParams params = {MapTokens(p, kTokens), p, geometry, layout, 0, 0, FinishOf(p)};
+  while (1 << params.column_bits < geometry.column_groups) ++params.column_bits;
   while (1 << params.split_bits < geometry.split) ++params.split_bits;
   LaunchClusters("the matrix kernel of larger batches", kernel,
                  dim3(static_cast<unsigned>(geometry.row_blocks * geometry.split),

@@ -14,7 +14,7 @@ inline constexpr int kLeastWgmmaTokens = 9;
 inline constexpr int kWgmmaRows = 64;
 inline constexpr int kWgmmaMostChunks = 64;
 
-// How the work of one launch is cut up.
+// How the work of one launch is cut up; all but row_blocks powers of two.
 struct WgmmaGeometry {
   int tokens = 16;        // of a block: 16, 32 or 64
   int column_groups = 1;  // warpgroups that share a block's columns
@@ -27,8 +27,8 @@ struct WgmmaGeometry {
 inline constexpr int kMostWgmmaGroups = 4;
 // The most chunks of weights that each warp holds in shared memory.
 constexpr int WgmmaRingOf(WeightFormat format) { return format == WeightFormat::kQ4 ? 6 : 4; }
-// Floats from one token's sums to the next: lanes that write together hit different banks.
-inline constexpr int kWgmmaPitch = kWgmmaRows + 4;
+// Floats from one row's sums to the next: those of eight rows are read from different banks.
+__host__ __device__ constexpr int WgmmaPitch(int tokens) { return tokens + 4; }
 
 // How a block's shared memory is cut. First the tokens: [chunk] of this block's columns, see
 // TokensInShared in wgmma.cuh.
@@ -36,8 +36,8 @@ struct WgmmaLayout {
   int steps;    // groups of rows that a block takes
   int ring;     // chunks of weights that a warp holds
   int weights;  // offset; [warp][ring]
-  int sums;     // offset; [row group][column group][token][rank][rows / split] f32 with kWgmmaPitch
-  int squares;  // offset; [token][rank][row group][column group][warp] f32
+  int sums;     // offset; [row group][rank][column group][rows / split][WgmmaPitch] f32
+  int squares;  // offset; [rank][row group][column group][warp][token] f32
   int norm;     // offset; the norm's weight in bf16, in the order of operands
   int total;
 
@@ -50,9 +50,9 @@ struct WgmmaLayout {
     const int unit = LoadsOf(m.format) * 512 + ScaleBytesPerChunk(m.scale_format);
     weights = chunks * g.tokens * kChunkCols * 2;
     sums = weights + g.column_groups * g.row_groups * 4 * ring * unit;
-    const int parts = g.row_groups * g.column_groups * g.tokens;
-    squares = sums + parts * kWgmmaPitch * 4;
-    norm = squares + (has_norm ? parts * g.split * 4 * 4 : 0);
+    const int groups = g.row_groups * g.column_groups;
+    squares = sums + groups * kWgmmaRows * WgmmaPitch(g.tokens) * 4;
+    norm = squares + (has_norm ? groups * g.split * 4 * g.tokens * 4 : 0);
     total = norm + (has_norm ? chunks * kChunkCols * 2 : 0);
   }
 };
