@@ -63,45 +63,6 @@ __device__ __forceinline__ void LeaveCluster() {
 #endif
 }
 
-// Weights of one tile and chunk as A operands in bf16, times the norm's weight: `norm` holds it for
-// this lane's columns, [h] component `pair`.
-template <WeightFormat F, bool kWide>
-__device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat format, bool has_norm,
-                                              const uint4 (&norm)[2], unsigned (&a)[4][4]) {
-  constexpr int kLoads = LoadsOf(F);
-  const int lane = threadIdx.x % 32;
-  uint4 raw[kLoads];
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    raw[i] = reinterpret_cast<const uint4*>(unit)[i * 32 + lane];
-  }
-  if constexpr (F == WeightFormat::kQ4) {
-    unsigned raised;
-    asm("mov.b32 %0, 0x43004300;" : "=r"(raised));
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const unsigned word = Component(raw[0], 2 * h + r);
-#pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-          // 0x4300 | q is 128 + q in bf16. (x & y) | z as one instruction: a compiler that sees two
-          // constants makes two.
-          unsigned& w = a[2 * h + pair / 2][2 * (pair % 2) + r];
-          asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;"
-              : "=r"(w)
-              : "r"(word >> (4 * pair)), "r"(raised));
-          w = AsWord(__hsub2(AsPair(w), AsPair(raised)));
-        }
-      }
-    }
-  } else {
-    Fragment<F>::template Expand<true>(raw, 0, a);
-  }
-  ScaleBf16<F, kWide>(unit + kLoads * 512, format, a);
-  if (has_norm) MultiplyBf16(a, norm, a);
-}
-
 // sums += the squares of 64 columns of eight tokens, a lane holding eight of a token twice as b
 // operands; in the layout of products, all rows alike. Squares are rounded to bf16: over a row that
 // averages out.

@@ -16,41 +16,41 @@ namespace adder::cuda {
 // describes B: see TokensInShared. Asynchronous: between FenceRegisters and WaitProducts neither d
 // nor a may be touched.
 template <int kTokens>
-__device__ __forceinline__ void MultiplyGroup(float (&d)[kTokens / 2], const unsigned (&a)[4],
+__device__ __forceinline__ void MultiplyGroup(float (&d)[kTokens / 2], uint64_t weights,
                                               uint64_t tokens, int more) {
   static_assert(kTokens == 16 || kTokens == 32 || kTokens == 64);
   if constexpr (kTokens == 16) {
     asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %13, 0;\n"
+        "{.reg .pred p; setp.ne.b32 p, %10, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7"
-        "}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;}"
+        "}, %8, %9, p, 1, 1, 0, 0;}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
           "+f"(d[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(more));
+        : "l"(weights), "l"(tokens), "r"(more));
   } else if constexpr (kTokens == 32) {
     asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %21, 0;\n"
+        "{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
+        "}, %16, %17, p, 1, 1, 0, 0;}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
           "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
           "+f"(d[14]), "+f"(d[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(more));
+        : "l"(weights), "l"(tokens), "r"(more));
   } else {
     asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
+        "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
         "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
+        "}, %32, %33, p, 1, 1, 0, 0;}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
           "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
           "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
           "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
           "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(more));
+        : "l"(weights), "l"(tokens), "r"(more));
   }
 }
 __device__ __forceinline__ void FenceRegisters() {
@@ -59,21 +59,20 @@ __device__ __forceinline__ void FenceRegisters() {
 __device__ __forceinline__ void CommitProducts() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits for all products that were committed. What is made of `next` stays behind the wait.
-__device__ __forceinline__ void WaitProducts(unsigned (&next)[4][4]) {
-  asm volatile("wgmma.wait_group.sync.aligned 0;"
-               : "+r"(next[0][0]), "+r"(next[0][1]), "+r"(next[0][2]), "+r"(next[0][3]),
-                 "+r"(next[1][0]), "+r"(next[1][1]), "+r"(next[1][2]), "+r"(next[1][3]),
-                 "+r"(next[2][0]), "+r"(next[2][1]), "+r"(next[2][2]), "+r"(next[2][3]),
-                 "+r"(next[3][0]), "+r"(next[3][1]), "+r"(next[3][2]), "+r"(next[3][3])
-               :
-               : "memory");
+// Waits until at most kPending of the committed groups of products are under way.
+template <int kPending>
+__device__ __forceinline__ void WaitProducts() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Makes what this thread has stored in shared memory visible to products; a barrier must follow.
+__device__ __forceinline__ void FenceStores() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The operand B of 16 columns that begin at shared address `at`: rows of 128 bytes, one per token,
-// whose 16-byte pieces are permuted by the row's number modulo 8 (CU_TENSOR_MAP_SWIZZLE_128B), in
-// groups of eight rows on 1024-byte boundaries.
-__device__ __forceinline__ uint64_t TokensInShared(unsigned at) {
+// The operand of 16 columns that begin at shared address `at`, rows of weights or of tokens: rows
+// of 128 bytes whose 16-byte pieces are permuted by the row's number modulo 8
+// (CU_TENSOR_MAP_SWIZZLE_128B), in groups of eight rows on 1024-byte boundaries.
+__device__ __forceinline__ uint64_t OperandInShared(unsigned at) {
   constexpr uint64_t kPermuted128 = uint64_t{1} << 62;
   constexpr uint64_t kGroupOfRows = uint64_t{1024 / 16} << 32;
   return kPermuted128 | kGroupOfRows | uint64_t{1} << 16 | (at & 0x3ffffu) >> 4;

@@ -43,51 +43,6 @@ struct WgmmaParams {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Operands whose columns are in their natural order, as shared
-// memory has the tokens. packed_matrix.h has it that a lane's words hold runs of eight columns; in
-// the natural order lane t needs pair t of the runs of all four lanes of its row. `unit` holds the
-// 16-byte words of a tile and chunk where PlaceOfWord says.
-__device__ __forceinline__ int PlaceOfWord(int g, int t) { return t * 128 + (g ^ 2 * t) * 16; }
-
-template <WeightFormat F>
-__device__ __forceinline__ void NaturalOperands(const char* unit, unsigned (&a)[4][4]) {
-  const int g = threadIdx.x % 32 / 4;
-  const int t = threadIdx.x % 4;
-  unsigned raised;
-  asm("mov.b32 %0, 0x43004300;" : "=r"(raised));
-#pragma unroll
-  for (int run = 0; run < 4; ++run) {
-    const char* words = unit + PlaceOfWord(g, run);
-    if constexpr (F == WeightFormat::kQ4) {
-      const uint4 raw = *reinterpret_cast<const uint4*>(words);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        // 0x4300 | q is 128 + q in bf16. (x & y) | z as one instruction: a compiler that sees two
-        // constants makes two.
-        unsigned& w = a[2 * (i / 2) + run / 2][2 * (run % 2) + i % 2];
-        asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;"
-            : "=r"(w)
-            : "r"(Component(raw, i) >> (4 * t)), "r"(raised));
-        w = AsWord(__hsub2(AsPair(w), AsPair(raised)));
-      }
-    } else if constexpr (F == WeightFormat::kQ8) {
-      const unsigned low = 0x7650u | t % 2 * 2;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint2 raw = *reinterpret_cast<const uint2*>(words + h * 512 + t / 2 * 8);
-        a[2 * h + run / 2][2 * (run % 2)] = BytesAsBf16(raw.x, low);
-        a[2 * h + run / 2][2 * (run % 2) + 1] = BytesAsBf16(raw.y, low);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        a[2 * (i / 2) + run / 2][2 * (run % 2) + i % 2] =
-            *reinterpret_cast<const unsigned*>(words + i * 512 + t * 4);
-      }
-    }
-  }
-}
-
 // sums += the squares of 16 columns of 16 tokens, whose operand is `x`: the diagonal of x times
 // itself. Rows and columns of sums are the first eight tokens, then rows and columns the others.
 __device__ __forceinline__ void AddSquares(const unsigned (&x)[4], float (&sums)[4]) {
@@ -115,7 +70,7 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
   const PackedMatrix& m = p.matrix;
   const WgmmaLayout& layout = params.layout;
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int g = lane / 4;
   const int t = lane % 4;
   const int column_groups = params.geometry.column_groups;
@@ -134,6 +89,7 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
   const int stride = (gridDim.x >> params.split_bits) * row_groups;
   const int first_block = (blockIdx.x >> params.split_bits) * row_groups + row_group;
   extern __shared__ __align__(1024) char bytes[];
+  const unsigned shared = SharedAddress(bytes);
   // Of each chunk of tokens, and last of the sums.
   __shared__ uint64_t arrivals[kWgmmaMostChunks + 1];
   const unsigned sums_arrival = SharedAddress(arrivals + kWgmmaMostChunks);
@@ -144,12 +100,12 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
     PrefetchMap(&params.tokens);
   }
   FenceArrivals();
-  if (split > 1) ClusterArriveRelaxed();
 
-  // This warp's weights, one unit after the other over chunks and steps; a tile beyond the matrix
-  // repeats the last one, and its sums are not stored.
+  // This warp's packed weights, one unit after the other over chunks and steps; a tile beyond the
+  // matrix repeats the last one, and its sums are not stored.
   const int my_chunks = (chunks - column_group + column_groups - 1) >> params.column_bits;
-  const unsigned ring = SharedAddress(bytes) + layout.weights + warp * (layout.ring * kUnit);
+  const int units = my_chunks * layout.steps;
+  const int ring = layout.packed + warp * (layout.ring * kUnit);
   const char* data = nullptr;
   const char* scales = nullptr;
   int fill_chunk = my_chunks;
@@ -165,9 +121,7 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
     }
     if (fill_step < layout.steps) {
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        CopyAsync(to + i * 512 + PlaceOfWord(g, t), data + i * 512, true);
-      }
+      for (int i = 0; i < kLoads; ++i) CopyAsync(to + i * 512 + lane * 16, data + i * 512, true);
       if (lane < kScaleBytes / 16) CopyAsync(to + kLoads * 512 + lane * 16, scales, true);
       data += column_groups * (kLoads * 512);
       scales += column_groups * kScaleBytes;
@@ -176,17 +130,16 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
     CopyCommit();
   };
 #pragma unroll 1
-  for (int slot = 0; slot < kRing; ++slot) fill(ring + slot * kUnit);
+  for (int slot = 0; slot < kRing; ++slot) fill(shared + ring + slot * kUnit);
 
   unsigned* shared_norm = reinterpret_cast<unsigned*>(bytes + layout.norm);
   if (has_norm) {
-    // Pairs of columns, [chunk][t][instruction][half], so that a lane reads its own as two words.
 #pragma unroll 1
     for (int i = threadIdx.x; i < chunks * (kChunkCols / 2); i += blockDim.x) {
       const int col = first_chunk * kChunkCols + 2 * i;
       float2 weights = make_float2(0, 0);
       if (col < m.cols) weights = *reinterpret_cast<const float2*>(p.norm_weight + col);
-      shared_norm[i / 32 * 32 + i % 4 * 8 + i % 32 / 4] = PackBf16(weights.x, weights.y);
+      shared_norm[i] = PackBf16(weights.x, weights.y);
     }
   }
   __syncthreads();
@@ -208,51 +161,78 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
   float* squares = reinterpret_cast<float*>(bytes + layout.squares);
   const auto expect_sums = [&](bool with_squares) {
     if (split > 1 && threadIdx.x == 0) {
-      ExpectBytes(
-          sums_arrival,
-          groups * kTokens * (kWgmmaRows * 4 + (with_squares ? 16 << params.split_bits : 0)));
+      ExpectBytes(sums_arrival, groups * kTokens *
+                                    (kWgmmaRows * 4 + (with_squares ? 4 << params.split_bits : 0)));
     }
   };
   expect_sums(has_norm);
 
-  // One loop, so that no code is there twice: what follows the wait for the kernel before runs at
-  // the speed at which instructions arrive. Round -1 turns the first weights into bf16, waits and
-  // asks for the tokens; other rounds multiply one chunk and turn the weights of the next.
-  float acc[kTokens / 2];
-  float squared[kTokens / 16][4] = {};
-  unsigned next[4][4];
-  constexpr unsigned kOnes = 0x3f803f80u;  // two in bf16
-  uint4 norm[2] = {make_uint4(kOnes, kOnes, kOnes, kOnes), make_uint4(kOnes, kOnes, kOnes, kOnes)};
-  float old[4] = {};
+  // Turns the weights of the next unit into bf16; `before_stores` waits until their place is free.
+  const unsigned weights = shared + layout.weights + group * (layout.slots * kWgmmaWeightBytes);
+  int packed_slot = 0;
   int slot = 0;
-  int step = 0;
-#pragma unroll 1
-  for (int c = -1;; ++c) {
-    if (c >= 0) {
-      const int chunk = column_group + c * column_groups;
-      const unsigned tokens = SharedAddress(bytes) + chunk * kChunkBytes;
-      WaitArrival(SharedAddress(arrivals + chunk), 0);
-      // Only here, when the products before have ended, may operands change; a multiplication also
-      // where there is no norm, because a mere copy would be compiled away.
-      unsigned a[4][4];
-      MultiplyBf16(next, norm, a);
-      FenceRegisters();
+  int turn_chunk = 0;
+  const auto turn = [&](auto before_stores) {
+    CopyWait<kRing - 1>();
+    __syncwarp();
+    const char* unit = bytes + ring + packed_slot * kUnit;
+    uint4 norm[2] = {};
+    if (has_norm) {
+      const uint4* from = reinterpret_cast<const uint4*>(
+          shared_norm + (column_group + turn_chunk * column_groups) * (kChunkCols / 2) + 4 * t);
+      norm[0] = from[0];
+      norm[1] = from[4];
+    }
+    unsigned a[4][4];
+    WeightsAsBf16<F, kWide>(unit, m.scale_format, has_norm, norm, a);
+    __syncwarp();
+    fill(shared + ring + packed_slot * kUnit);
+    packed_slot = packed_slot == kRing - 1 ? 0 : packed_slot + 1;
+    turn_chunk = turn_chunk == my_chunks - 1 ? 0 : turn_chunk + 1;
+    before_stores();
+    // A lane's runs of eight columns are the pieces of a row.
+    char* to = bytes + layout.weights + (group * layout.slots + slot) * kWgmmaWeightBytes;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        MultiplyGroup<kTokens>(acc, a[j], TokensInShared(tokens + j * 32), c | j);
-      }
-      CommitProducts();
-      if (has_norm && step == 0 && (c & (row_groups - 1)) == row_group) {
-        // Each warp has 16 of the columns.
+    for (int h = 0; h < 2; ++h) {
 #pragma unroll
-        for (int i = 0; i < kTokens / 16; ++i) {
-          unsigned x[4];
-          LoadA<kChunkCols>(x, tokens, i * 16, 2 * of_group, lane);
-          AddSquares(x, squared[i]);
-        }
+      for (int r = 0; r < 2; ++r) {
+        *reinterpret_cast<uint4*>(to +
+                                  UnitOffset<kChunkCols>(of_group * 16 + g + 8 * r, 4 * h + t)) =
+            make_uint4(a[2 * h][r], a[2 * h][2 + r], a[2 * h + 1][r], a[2 * h + 1][2 + r]);
       }
     }
+    slot = slot == layout.slots - 1 ? 0 : slot + 1;
+    FenceStores();
+  };
+  // Either all are turned before the wait, or there is a ring of them.
+  const bool holds_all = units <= layout.slots;
+  int to_turn = units;
+#pragma unroll 1
+  for (int i = holds_all ? units : layout.slots - 1; i > 0; --i, --to_turn) turn([] {});
+  __syncthreads();
+  if (split > 1) ClusterArriveRelaxed();
 
+  // The first use of a parameter is slow: better now.
+  asm volatile("" ::"l"(p.output), "l"(p.rounded_output), "l"(p.bias), "r"(p.tokens),
+               "r"(p.output_stride), "r"(p.rounded_output_stride), "f"(p.norm_eps),
+               "f"(params.finish.inverse_cols), "f"(params.finish.scale));
+  PdlWait();
+  PdlTrigger();
+  if (lane == 0) {
+#pragma unroll 1
+    for (int i = warp; i < chunks; i += 4 * groups) {
+      const unsigned arrival = SharedAddress(arrivals + i);
+      ExpectBytes(arrival, kChunkBytes);
+      CopyBox(shared + i * kChunkBytes, &params.tokens, (first_chunk + i) * kChunkCols, first_token,
+              arrival);
+    }
+  }
+  __syncwarp();
+
+  float old[4] = {};
+  int unit_slot = 0;
+#pragma unroll 1
+  for (int step = 0; step < layout.steps; ++step) {
     const int first_row = ((first_block + step * stride) * 64 + (rank << row_bits)) >> gated;
     // An item is a row of results and four tokens: the first, and 1, 8 and 9 after it. What an item
     // adds to; that of the first comes while the products are made.
@@ -271,51 +251,51 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
         if (token + after < p.tokens) old[i] = from[after * p.output_stride];
       }
     };
-    if (c == 0) load_old(thread);
+    load_old(thread);
 
-    const bool last = c == my_chunks - 1;
-    if (!last || step + 1 < layout.steps) {
-      // The next weights, but for the norm's factor, which is left beside them.
-      CopyWait<kRing - 1>();
-      __syncwarp();
-      const char* unit = bytes + layout.weights + (warp * layout.ring + slot) * kUnit;
-      NaturalOperands<F>(unit, next);
-      ScaleBf16<F, kWide>(unit + kLoads * 512, m.scale_format, next);
-      if (has_norm) {
-        const int next_chunk = column_group + (last ? 0 : c + 1) * column_groups;
-        const uint4* from =
-            reinterpret_cast<const uint4*>(shared_norm + next_chunk * (kChunkCols / 2) + 8 * t);
-        norm[0] = from[0];
-        norm[1] = from[1];
-      }
-      __syncwarp();
-      fill(ring + slot * kUnit);
-      slot = slot == kRing - 1 ? 0 : slot + 1;
-    }
-
-    if (c < 0) {
-      // The first use of a parameter is slow: better now.
-      asm volatile("" ::"l"(p.output), "l"(p.rounded_output), "l"(p.bias), "r"(p.tokens),
-                   "r"(p.output_stride), "r"(p.rounded_output_stride), "f"(p.norm_eps),
-                   "f"(params.finish.inverse_cols), "f"(params.finish.scale));
-      PdlWait();
-      PdlTrigger();
-      if (lane == 0) {
+    float acc[kTokens / 2];
+    float squared[2][4] = {};
 #pragma unroll 1
-        for (int i = warp; i < chunks; i += 4 * groups) {
-          const unsigned arrival = SharedAddress(arrivals + i);
-          ExpectBytes(arrival, kChunkBytes);
-          CopyBox(SharedAddress(bytes) + i * kChunkBytes, &params.tokens,
-                  (first_chunk + i) * kChunkCols, first_token, arrival);
+    for (int c = 0; c < my_chunks; ++c) {
+      const int chunk = column_group + c * column_groups;
+      const unsigned tokens = shared + chunk * kChunkBytes;
+      WaitArrival(SharedAddress(arrivals + chunk), 0);
+      FenceRegisters();
+      const unsigned from = weights + unit_slot * kWgmmaWeightBytes;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        MultiplyGroup<kTokens>(acc, OperandInShared(from + j * 32),
+                               OperandInShared(tokens + j * 32), c | j);
+      }
+      CommitProducts();
+      unit_slot = unit_slot == layout.slots - 1 ? 0 : unit_slot + 1;
+      if (has_norm && step == 0 && (c & (row_groups - 1)) == row_group && of_group < kTokens / 16) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          unsigned x[4];
+          LoadA<kChunkCols>(x, tokens, of_group * 16, 2 * j, lane);
+          AddSquares(x, squared[j % 2]);
         }
       }
-      __syncwarp();
-      continue;
+      if (!holds_all) {
+        // Until all warps are done with the unit before this; what they turned in the round before
+        // is known then.
+        const auto meet = [&] {
+          WaitProducts<1>();
+          asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+        };
+        if (to_turn > 0) {
+          --to_turn;
+          turn(meet);
+        } else {
+          meet();
+        }
+      }
     }
-    WaitProducts(next);
-    if (!last) continue;
+    WaitProducts<0>();
 
-    // At first until all blocks have begun, then until the sums of the step before have been read.
+    // At first until all have turned their weights, whose packed form may lie where sums go; then
+    // until the sums of the step before have been read.
     if (split > 1) {
       ClusterWait();
     } else if (step > 0) {
@@ -340,20 +320,20 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
         }
       }
     }
-    if (has_norm && step == 0 && g / 2 == t) {
-      float* mine = squares + ((rank * groups + group) * 4 + of_group) * kTokens + 4 * t + g % 2;
+    if (has_norm && step == 0 && g / 2 == t && of_group < kTokens / 16) {
+      float* mine = squares + (rank * groups + group) * kTokens + of_group * 16 + 4 * t + g % 2;
 #pragma unroll 1
       for (int to = 0; to < split; ++to) {
         const unsigned there = RemoteAddress(mine, to);
         const unsigned arrival = RemoteAddress(arrivals + kWgmmaMostChunks, to);
 #pragma unroll
-        for (int i = 0; i < kTokens / 8; ++i) {
-          const float(&both)[4] = squared[i / 2];
-          const float value = g % 2 == 0 ? both[i % 2 * 2] : both[i % 2 * 2 + 1];
+        for (int i = 0; i < 2; ++i) {
+          const float value = g % 2 == 0 ? squared[0][2 * i] + squared[1][2 * i]
+                                         : squared[0][2 * i + 1] + squared[1][2 * i + 1];
           if (split > 1) {
-            StoreAndTell(there + i / 2 * 64 + i % 2 * 8, value, arrival);
+            StoreAndTell(there + i * 8, value, arrival);
           } else {
-            mine[i / 2 * 16 + i % 2 * 2] = value;
+            mine[2 * i] = value;
           }
         }
       }
@@ -382,12 +362,8 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
       float square[4] = {};
       if (has_norm) {
         from = squares + four * 4;
-#pragma unroll 1
-        for (int i = 0; i < groups << params.split_bits; ++i) {
-#pragma unroll
-          for (int w = 0; w < 4; ++w) AddFour(square, from + w * kTokens);
-          from += 4 * kTokens;
-        }
+#pragma unroll 2
+        for (int i = 0; i < groups << params.split_bits; ++i) AddFour(square, from + i * kTokens);
       }
       const int row = row_of(item);
       if (row < out_rows) {
@@ -425,10 +401,10 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
       }
       load_old(item + threads);
     }
-    if (++step == layout.steps) break;
-    expect_sums(false);
-    if (split > 1) ClusterArriveRelaxed();
-    c = -1;  // The next round is 0 of the next step, whose weights are ready.
+    if (step + 1 < layout.steps) {
+      expect_sums(false);
+      if (split > 1) ClusterArriveRelaxed();
+    }
   }
 #endif
 }

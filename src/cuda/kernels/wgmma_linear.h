@@ -30,15 +30,24 @@ constexpr int WgmmaRingOf(WeightFormat format) { return format == WeightFormat::
 // Floats from one row's sums to the next: those of eight rows are read from different banks.
 __host__ __device__ constexpr int WgmmaPitch(int tokens) { return tokens + 4; }
 
+// Of 64 rows and a chunk of columns in bf16.
+inline constexpr int kWgmmaWeightBytes = kWgmmaRows * kChunkCols * 2;
+// Chunks of weights in bf16 that a warpgroup holds where not all of them fit.
+inline constexpr int kWgmmaSlots = 4;
+// Most chunks that are all held.
+inline constexpr int kWgmmaMostHeld = 6;
+
 // How a block's shared memory is cut. First the tokens: [chunk] of this block's columns, see
-// TokensInShared in wgmma.cuh.
+// OperandInShared in wgmma.cuh.
 struct WgmmaLayout {
   int steps;    // groups of rows that a block takes
-  int ring;     // chunks of weights that a warp holds
-  int weights;  // offset; [warp][ring]
+  int ring;     // chunks of packed weights that a warp holds
+  int slots;    // chunks of weights in bf16 that a warpgroup holds
+  int weights;  // offset; [warpgroup][slot] of 64 rows in bf16, see OperandInShared
+  int packed;   // offset; [warp][ring]; where all are turned at once, in the place of sums
   int sums;     // offset; [row group][rank][column group][rows / split][WgmmaPitch] f32
-  int squares;  // offset; [rank][row group][column group][warp][token] f32
-  int norm;     // offset; the norm's weight in bf16, in the order of operands
+  int squares;  // offset; [rank][row group][column group][token] f32
+  int norm;     // offset; the norm's weight in bf16
   int total;
 
   WgmmaLayout(const PackedMatrix& m, bool has_norm, const WgmmaGeometry& g) {
@@ -47,12 +56,16 @@ struct WgmmaLayout {
     const int chunks = (m.chunks + g.split - 1) / g.split;
     const int units = (chunks + g.column_groups - 1) / g.column_groups * steps;
     ring = units < WgmmaRingOf(m.format) ? units : WgmmaRingOf(m.format);
+    slots = units <= kWgmmaMostHeld ? units : kWgmmaSlots;
     const int unit = LoadsOf(m.format) * 512 + ScaleBytesPerChunk(m.scale_format);
-    weights = chunks * g.tokens * kChunkCols * 2;
-    sums = weights + g.column_groups * g.row_groups * 4 * ring * unit;
     const int groups = g.row_groups * g.column_groups;
-    squares = sums + groups * kWgmmaRows * WgmmaPitch(g.tokens) * 4;
-    norm = squares + (has_norm ? groups * g.split * 4 * g.tokens * 4 : 0);
+    weights = chunks * g.tokens * kChunkCols * 2;
+    packed = weights + groups * slots * kWgmmaWeightBytes;
+    const int packed_end = packed + groups * 4 * ring * unit;
+    sums = slots == units && units <= ring ? packed : packed_end;
+    const int sums_end = sums + groups * kWgmmaRows * WgmmaPitch(g.tokens) * 4;
+    squares = sums_end > packed_end ? sums_end : packed_end;
+    norm = squares + (has_norm ? groups * g.split * g.tokens * 4 : 0);
     total = norm + (has_norm ? chunks * kChunkCols * 2 : 0);
   }
 };
