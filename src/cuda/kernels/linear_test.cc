@@ -354,8 +354,7 @@ TEST_P(LinearKernels, LargerBatches) {
     for (LinearEpilogue epilogue :
          {LinearEpilogue::kStore, LinearEpilogue::kAdd, LinearEpilogue::kSiluMul}) {
       Check({200, 640}, tokens, epilogue, false);
-      // Few blocks, which take several groups of rows each.
-      Check({900, 192}, tokens, epilogue, false, /*multiprocessors=*/4);
+      Check({904, 2048}, tokens, epilogue, false);
     }
   }
 }
@@ -364,16 +363,15 @@ TEST_P(LinearKernels, LargerBatches) {
 TEST_P(LinearKernels, GeometriesOfWgmma) {
   const bool has_format = GetParam().bits > 0 || GetParam().store == Store::kBf16;
   if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << "no such kernel";
-  for (const WgmmaGeometry& g : {WgmmaGeometry{16, 1, 1, 1, 2},
-                                 {16, 4, 1, 8, 4},
-                                 {32, 2, 2, 4, 2},
-                                 {32, 1, 4, 2, 1},
-                                 {64, 2, 1, 8, 4},
-                                 {64, 1, 2, 4, 3},
-                                 {64, 4, 1, 1, 4},
-                                 {64, 1, 2, 2, 1}}) {
-    Check({232, 2112}, 75, LinearEpilogue::kAdd, false, 132, &g);
-    if (g.split < 8) Check({232, 2112}, 75, LinearEpilogue::kSiluMul, false, 132, &g);
+  for (const WgmmaGeometry& g : {WgmmaGeometry{16, 4, 1, 1},
+                                 {16, 1, 2, 4},
+                                 {32, 2, 2, 2},
+                                 {32, 1, 4, 4},
+                                 {64, 2, 1, 8},
+                                 {64, 4, 1, 2},
+                                 {64, 1, 2, 4}}) {
+    Check({232, 1088}, 75, LinearEpilogue::kAdd, false, 132, &g);
+    if (g.split < 8) Check({232, 1088}, 75, LinearEpilogue::kSiluMul, false, 132, &g);
   }
 }
 

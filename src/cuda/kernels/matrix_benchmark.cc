@@ -76,28 +76,14 @@ std::vector<WgmmaGeometry> Geometries(const LinearParams& p) {
   std::vector<WgmmaGeometry> found;
   for (const int tokens : {16, 32, 64}) {
     if ((tokens > 16 && tokens / 2 >= p.tokens) || tokens * 8 < p.tokens) continue;
-    const int parts = (p.tokens + tokens - 1) / tokens;
     for (const int column_groups : {1, 2, 4}) {
       for (const int row_groups : {1, 2, 4}) {
         for (const int split : {1, 2, 4, 8}) {
-          for (const int waves : {1, 100}) {
-            WgmmaGeometry g = {tokens, column_groups, row_groups, split, 1};
-            const int rows = kWgmmaRows / kTileRows * row_groups;
-            const int most = (p.matrix.tiles + rows - 1) / rows;
-            g.row_blocks = std::clamp(kMultiprocessors * waves / (split * parts), 1, most);
-            const bool cut = g.row_blocks < most;
-            if ((waves == 100) != !cut) continue;
-            const int blocks = g.row_blocks * split * parts;
-            const int chunks = p.matrix.chunks / split;
-            if (column_groups * row_groups > kMostWgmmaGroups || chunks < column_groups ||
-                (p.matrix.chunks + split - 1) / split > kWgmmaMostChunks ||
-                (split == 8 && p.epilogue == LinearEpilogue::kSiluMul) || blocks < 60 ||
-                blocks > 280 ||
-                WgmmaLayout(p.matrix, p.norm_weight != nullptr, g).total > kSharedBytes) {
-              continue;
-            }
-            found.push_back(g);
-          }
+          const WgmmaGeometry g = {tokens, column_groups, row_groups, split};
+          const int rows = kWgmmaRows * row_groups;
+          const int blocks =
+              (p.matrix.rows + rows - 1) / rows * split * ((p.tokens + tokens - 1) / tokens);
+          if (blocks >= 40 && WgmmaTakes(p, g, kSharedBytes)) found.push_back(g);
         }
       }
     }
@@ -201,8 +187,8 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
   for (const Row& row : found) worst = std::max(worst, row.difference);
   for (size_t i = 0; i < std::min<size_t>(found.size(), 3); ++i) {
     const WgmmaGeometry& g = found[i].geometry;
-    std::printf("    {%d, %d, %d, %d, %d} %.2f", g.tokens, g.column_groups, g.row_groups, g.split,
-                g.row_blocks, found[i].time);
+    std::printf("    {%d, %d, %d, %d} %.2f", g.tokens, g.column_groups, g.row_groups, g.split,
+                found[i].time);
   }
   std::printf("    of %zu, the largest difference %.1e\n", found.size(), worst);
 }

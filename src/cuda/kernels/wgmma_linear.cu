@@ -43,11 +43,12 @@ struct WgmmaParams {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// sums += the squares of 16 columns of 16 tokens, whose operand is `x`: the diagonal of x times
-// itself. Rows and columns of sums are the first eight tokens, then rows and columns the others.
-__device__ __forceinline__ void AddSquares(const unsigned (&x)[4], float (&sums)[4]) {
-  FreeMma(sums, {x[0], 0, x[2], 0}, x[0], x[2]);
-  FreeMma(sums, {0, x[1], 0, x[3]}, x[1], x[3]);
+// Adds the squares of 16 columns of 16 tokens, whose operand is `x`: the diagonal of x times
+// itself, of the first eight tokens in `low`, of the others in rows 8 to 15 of `high`.
+__device__ __forceinline__ void AddSquares(const unsigned (&x)[4], float (&low)[4],
+                                           float (&high)[4]) {
+  FreeMma(low, x, x[0], x[2]);
+  FreeMma(high, x, x[1], x[3]);
 }
 
 __device__ __forceinline__ void AddFour(float (&sums)[4], const float* from) {
@@ -64,7 +65,6 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
   constexpr int kLoads = LoadsOf(F);
   constexpr int kScaleBytes = !Fragment<F>::kQuantized ? 0 : kWide ? 256 : 64;
   constexpr int kUnit = kLoads * 512 + kScaleBytes;
-  constexpr int kRing = WgmmaRingOf(F);
   constexpr int kChunkBytes = kTokens * kChunkCols * 2;
   const LinearParams& p = params.linear;
   const PackedMatrix& m = p.matrix;
@@ -85,53 +85,47 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
   const int first_chunk = m.chunks * rank >> params.split_bits;
   const int chunks = (m.chunks * (rank + 1) >> params.split_bits) - first_chunk;
   const bool has_norm = p.norm_weight != nullptr;
-  // In units of 64 rows, from one step to the next.
-  const int stride = (gridDim.x >> params.split_bits) * row_groups;
-  const int first_block = (blockIdx.x >> params.split_bits) * row_groups + row_group;
+  const int row_block = (blockIdx.x >> params.split_bits) * row_groups + row_group;
   extern __shared__ __align__(1024) char bytes[];
   const unsigned shared = SharedAddress(bytes);
   // Of each chunk of tokens, and last of the sums.
   __shared__ uint64_t arrivals[kWgmmaMostChunks + 1];
   const unsigned sums_arrival = SharedAddress(arrivals + kWgmmaMostChunks);
 
+  // This warp's packed weights, in groups of copies of their own; a tile beyond the matrix repeats
+  // the last one, and its sums are not stored.
+  const int my_chunks = (chunks - column_group + column_groups - 1) >> params.column_bits;
+  const char* packed = bytes + layout.packed + warp * (layout.held * kUnit);
+  {
+    const int tile = min(row_block * 4 + of_group, m.tiles - 1);
+    const long long place = static_cast<long long>(tile) * m.chunks + first_chunk + column_group;
+    const char* data = reinterpret_cast<const char*>(m.data) + place * (kLoads * 512) + lane * 16;
+    const char* scales = static_cast<const char*>(m.scales) + place * kScaleBytes + lane * 16;
+    unsigned to = SharedAddress(packed) + lane * 16;
+#pragma unroll 1
+    for (int c = 0; c < kWgmmaMostHeld; ++c) {
+      if (c < my_chunks) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) CopyAsync(to + i * 512, data + i * 512, true);
+        if (lane < kScaleBytes / 16) CopyAsync(to + kLoads * 512, scales, true);
+        data += column_groups * (kLoads * 512);
+        scales += column_groups * kScaleBytes;
+        to += kUnit;
+      }
+      CopyCommit();
+    }
+  }
   if (threadIdx.x < chunks) InitArrival(SharedAddress(arrivals + threadIdx.x));
+  const int groups = row_groups * column_groups;
   if (threadIdx.x == 0) {
     InitArrival(sums_arrival);
     PrefetchMap(&params.tokens);
+    if (split > 1) {
+      const int squares_bytes = has_norm ? 4 << params.split_bits : 0;
+      ExpectBytes(sums_arrival, groups * kTokens * (kWgmmaRows * 4 + squares_bytes));
+    }
   }
   FenceArrivals();
-
-  // This warp's packed weights, one unit after the other over chunks and steps; a tile beyond the
-  // matrix repeats the last one, and its sums are not stored.
-  const int my_chunks = (chunks - column_group + column_groups - 1) >> params.column_bits;
-  const int units = my_chunks * layout.steps;
-  const int ring = layout.packed + warp * (layout.ring * kUnit);
-  const char* data = nullptr;
-  const char* scales = nullptr;
-  int fill_chunk = my_chunks;
-  int fill_step = -1;
-  const auto fill = [&](unsigned to) {
-    if (fill_chunk == my_chunks) {
-      fill_chunk = 0;
-      ++fill_step;
-      const int tile = min((first_block + fill_step * stride) * 4 + of_group, m.tiles - 1);
-      const long long place = static_cast<long long>(tile) * m.chunks + first_chunk + column_group;
-      data = reinterpret_cast<const char*>(m.data) + place * (kLoads * 512) + lane * 16;
-      scales = static_cast<const char*>(m.scales) + place * kScaleBytes + lane * 16;
-    }
-    if (fill_step < layout.steps) {
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) CopyAsync(to + i * 512 + lane * 16, data + i * 512, true);
-      if (lane < kScaleBytes / 16) CopyAsync(to + kLoads * 512 + lane * 16, scales, true);
-      data += column_groups * (kLoads * 512);
-      scales += column_groups * kScaleBytes;
-      ++fill_chunk;
-    }
-    CopyCommit();
-  };
-#pragma unroll 1
-  for (int slot = 0; slot < kRing; ++slot) fill(shared + ring + slot * kUnit);
-
   unsigned* shared_norm = reinterpret_cast<unsigned*>(bytes + layout.norm);
   if (has_norm) {
 #pragma unroll 1
@@ -141,57 +135,25 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
       if (col < m.cols) weights = *reinterpret_cast<const float2*>(p.norm_weight + col);
       shared_norm[i] = PackBf16(weights.x, weights.y);
     }
+    __syncthreads();
   }
-  __syncthreads();
 
-  // Sums of one row and all tokens lie together; of 16 tokens in the order in which a lane has
-  // them: 2 t, 2 t + 1, 2 t + 8, 2 t + 9, then those of the next t.
-  constexpr int kPitch = WgmmaPitch(kTokens);
-  const bool gated = p.epilogue == LinearEpilogue::kSiluMul;
-  const int row_bits = 6 - params.split_bits;  // of the rows that this block finishes
-  const int out_bits = row_bits - gated;       // of those that it stores
-  const int out_rows = m.rows >> gated;
-  const int items = kTokens / 4 << out_bits;
-  const int threads = 128 * column_groups;
-  const int thread = threadIdx.x - row_group * threads;
-  const int groups = row_groups * column_groups;
-  const int parts = column_groups << params.split_bits;
-  const unsigned part_floats = kPitch << row_bits;
-  float* sums = reinterpret_cast<float*>(bytes + layout.sums) + row_group * parts * part_floats;
-  float* squares = reinterpret_cast<float*>(bytes + layout.squares);
-  const auto expect_sums = [&](bool with_squares) {
-    if (split > 1 && threadIdx.x == 0) {
-      ExpectBytes(sums_arrival, groups * kTokens *
-                                    (kWgmmaRows * 4 + (with_squares ? 4 << params.split_bits : 0)));
-    }
-  };
-  expect_sums(has_norm);
-
-  // Turns the weights of the next unit into bf16; `before_stores` waits until their place is free.
-  const unsigned weights = shared + layout.weights + group * (layout.slots * kWgmmaWeightBytes);
-  int packed_slot = 0;
-  int slot = 0;
-  int turn_chunk = 0;
-  const auto turn = [&](auto before_stores) {
-    CopyWait<kRing - 1>();
+#pragma unroll 1
+  for (int c = 0; c < my_chunks; ++c) {
+    CopyWait<kWgmmaMostHeld - 1>();
+    CopyCommit();
     __syncwarp();
-    const char* unit = bytes + ring + packed_slot * kUnit;
     uint4 norm[2] = {};
     if (has_norm) {
       const uint4* from = reinterpret_cast<const uint4*>(
-          shared_norm + (column_group + turn_chunk * column_groups) * (kChunkCols / 2) + 4 * t);
+          shared_norm + (column_group + c * column_groups) * (kChunkCols / 2) + 4 * t);
       norm[0] = from[0];
       norm[1] = from[4];
     }
     unsigned a[4][4];
-    WeightsAsBf16<F, kWide>(unit, m.scale_format, has_norm, norm, a);
-    __syncwarp();
-    fill(shared + ring + packed_slot * kUnit);
-    packed_slot = packed_slot == kRing - 1 ? 0 : packed_slot + 1;
-    turn_chunk = turn_chunk == my_chunks - 1 ? 0 : turn_chunk + 1;
-    before_stores();
+    WeightsAsBf16<F, kWide>(packed + c * kUnit, m.scale_format, has_norm, norm, a);
     // A lane's runs of eight columns are the pieces of a row.
-    char* to = bytes + layout.weights + (group * layout.slots + slot) * kWgmmaWeightBytes;
+    char* to = bytes + layout.weights + (group * layout.held + c) * kWgmmaWeightBytes;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -201,14 +163,8 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
             make_uint4(a[2 * h][r], a[2 * h][2 + r], a[2 * h + 1][r], a[2 * h + 1][2 + r]);
       }
     }
-    slot = slot == layout.slots - 1 ? 0 : slot + 1;
-    FenceStores();
-  };
-  // Either all are turned before the wait, or there is a ring of them.
-  const bool holds_all = units <= layout.slots;
-  int to_turn = units;
-#pragma unroll 1
-  for (int i = holds_all ? units : layout.slots - 1; i > 0; --i, --to_turn) turn([] {});
+  }
+  FenceStores();
   __syncthreads();
   if (split > 1) ClusterArriveRelaxed();
 
@@ -229,182 +185,172 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
   }
   __syncwarp();
 
+  // Sums of one row and all tokens lie together; of 16 tokens in the order in which a lane has
+  // them: 2 t, 2 t + 1, 2 t + 8, 2 t + 9, then those of the next t.
+  constexpr int kPitch = WgmmaPitch(kTokens);
+  const bool gated = p.epilogue == LinearEpilogue::kSiluMul;
+  const int row_bits = 6 - params.split_bits;  // of the rows that this block finishes
+  const int out_bits = row_bits - gated;       // of those that it stores
+  const int out_rows = m.rows >> gated;
+  const int first_row = (row_block * kWgmmaRows + (rank << row_bits)) >> gated;
+  const int parts = column_groups << params.split_bits;
+  const unsigned part_floats = kPitch << row_bits;
+  float* sums = reinterpret_cast<float*>(bytes + layout.sums) + row_group * parts * part_floats;
+  float* squares = reinterpret_cast<float*>(bytes + layout.squares);
+  const int items = kTokens / 4 << out_bits;
+  const int threads = 128 * column_groups;
+  const int thread = threadIdx.x - row_group * threads;
   float old[4] = {};
-  int unit_slot = 0;
+  // An item is a row of results and four tokens: the first, and 1, 8 and 9 after it. What an item
+  // adds to; that of the first comes while the products are made.
+  const auto token_of = [&](int item) {
+    const int four = item >> out_bits;
+    return first_token + four / 4 * 16 + four % 4 * 2;
+  };
+  const auto row_of = [&](int item) { return first_row + (item & ((1 << out_bits) - 1)); };
+  const auto load_old = [&](int item) {
+    if (p.epilogue != LinearEpilogue::kAdd || row_of(item) >= out_rows) return;
+    const int token = token_of(item);
+    const float* from = p.output + static_cast<long long>(token) * p.output_stride + row_of(item);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int after = i % 2 + i / 2 * 8;
+      if (token + after < p.tokens) old[i] = from[after * p.output_stride];
+    }
+  };
+  load_old(thread);
+
+  float acc[kTokens / 2];
+  float low[2][4] = {};
+  float high[2][4] = {};
+  const uint64_t weights =
+      OperandInShared(shared + layout.weights + group * layout.held * kWgmmaWeightBytes);
+  const uint64_t tokens = OperandInShared(shared + column_group * kChunkBytes);
 #pragma unroll 1
-  for (int step = 0; step < layout.steps; ++step) {
-    const int first_row = ((first_block + step * stride) * 64 + (rank << row_bits)) >> gated;
-    // An item is a row of results and four tokens: the first, and 1, 8 and 9 after it. What an item
-    // adds to; that of the first comes while the products are made.
-    const auto token_of = [&](int item) {
-      const int four = item >> out_bits;
-      return first_token + four / 4 * 16 + four % 4 * 2;
-    };
-    const auto row_of = [&](int item) { return first_row + (item & ((1 << out_bits) - 1)); };
-    const auto load_old = [&](int item) {
-      if (p.epilogue != LinearEpilogue::kAdd || row_of(item) >= out_rows) return;
+  for (int c = 0; c < my_chunks; ++c) {
+    const int chunk = column_group + c * column_groups;
+    WaitArrival(SharedAddress(arrivals + chunk), 0);
+    FenceRegisters();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      // Addresses in operands are in units of 16 bytes.
+      MultiplyGroup<kTokens>(acc, weights + c * (kWgmmaWeightBytes / 16) + 2 * j,
+                             tokens + c * column_groups * (kChunkBytes / 16) + 2 * j, c | j);
+    }
+    CommitProducts();
+    if (has_norm && (c & (row_groups - 1)) == row_group && of_group < kTokens / 16) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        unsigned x[4];
+        LoadA<kChunkCols>(x, shared + chunk * kChunkBytes, of_group * 16, 2 * j, lane);
+        AddSquares(x, low[j % 2], high[j % 2]);
+      }
+    }
+  }
+  WaitProducts<0>();
+
+  // All blocks of the cluster have turned their weights, whose packed form may lie where sums go.
+  if (split > 1) ClusterWait();
+  const int part = rank * column_groups + column_group;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = of_group * 16 + half * 8 + g;
+    const int owner = row >> row_bits;
+    float* to = sums + part * part_floats + (row - (owner << row_bits)) * kPitch + 4 * t;
+    const unsigned there = RemoteAddress(to, owner);
+    const unsigned arrival = RemoteAddress(arrivals + kWgmmaMostChunks, owner);
+#pragma unroll
+    for (int i = 0; i < kTokens / 16; ++i) {
+      const float* from = acc + 8 * i + 2 * half;
+      const float4 value = make_float4(from[0], from[1], from[4], from[5]);
+      if (split > 1) {
+        StoreAndTell(there + i * 64, value, arrival);
+      } else {
+        *reinterpret_cast<float4*>(to + i * 16) = value;
+      }
+    }
+  }
+  if (has_norm && g / 2 == t && of_group < kTokens / 16) {
+    float* mine = squares + (rank * groups + group) * kTokens + of_group * 16 + 4 * t + g % 2;
+#pragma unroll 1
+    for (int to = 0; to < split; ++to) {
+      const unsigned there = RemoteAddress(mine, to);
+      const unsigned arrival = RemoteAddress(arrivals + kWgmmaMostChunks, to);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = g % 2;
+        const float value = i == 0 ? (at == 0 ? low[0][0] + low[1][0] : low[0][1] + low[1][1])
+                                   : (at == 0 ? high[0][2] + high[1][2] : high[0][3] + high[1][3]);
+        if (split > 1) {
+          StoreAndTell(there + i * 8, value, arrival);
+        } else {
+          mine[2 * i] = value;
+        }
+      }
+    }
+  }
+  if (split > 1) {
+    WaitArrival(sums_arrival, 0);
+  } else {
+    __syncthreads();
+  }
+
+#pragma unroll 1
+  for (int item = thread; item < items; item += threads) {
+    const int in_block = item & ((1 << out_bits) - 1);
+    const int four = item >> out_bits;
+    // Gate rows of a tile come before its up rows.
+    const int at = gated ? in_block / 8 * 16 + in_block % 8 : in_block;
+    const float* from = sums + at * kPitch + four * 4;
+    float y[4] = {};
+    float up[4] = {};
+#pragma unroll 2
+    for (int i = 0; i < parts; ++i) {
+      AddFour(y, from);
+      if (gated) AddFour(up, from + 8 * kPitch);
+      from += part_floats;
+    }
+    float square[4] = {};
+    if (has_norm) {
+      from = squares + four * 4;
+#pragma unroll 2
+      for (int i = 0; i < groups << params.split_bits; ++i) AddFour(square, from + i * kTokens);
+    }
+    const int row = row_of(item);
+    if (row < out_rows) {
+      float bias = 0;
+      float up_bias = 0;
+      if (p.bias != nullptr) {
+        bias = p.bias[row];
+        if (gated) up_bias = p.bias[out_rows + row];
+      }
       const int token = token_of(item);
-      const float* from = p.output + static_cast<long long>(token) * p.output_stride + row_of(item);
+      float* to = p.output + static_cast<long long>(token) * p.output_stride + row;
+      uint16_t* rounded =
+          p.rounded_output + static_cast<long long>(token) * p.rounded_output_stride + row;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int after = i % 2 + i / 2 * 8;
-        if (token + after < p.tokens) old[i] = from[after * p.output_stride];
-      }
-    };
-    load_old(thread);
-
-    float acc[kTokens / 2];
-    float squared[2][4] = {};
-#pragma unroll 1
-    for (int c = 0; c < my_chunks; ++c) {
-      const int chunk = column_group + c * column_groups;
-      const unsigned tokens = shared + chunk * kChunkBytes;
-      WaitArrival(SharedAddress(arrivals + chunk), 0);
-      FenceRegisters();
-      const unsigned from = weights + unit_slot * kWgmmaWeightBytes;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        MultiplyGroup<kTokens>(acc, OperandInShared(from + j * 32),
-                               OperandInShared(tokens + j * 32), c | j);
-      }
-      CommitProducts();
-      unit_slot = unit_slot == layout.slots - 1 ? 0 : unit_slot + 1;
-      if (has_norm && step == 0 && (c & (row_groups - 1)) == row_group && of_group < kTokens / 16) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          unsigned x[4];
-          LoadA<kChunkCols>(x, tokens, of_group * 16, 2 * j, lane);
-          AddSquares(x, squared[j % 2]);
+        if (has_norm) {
+          const float factor = rsqrtf(fmaf(square[i], params.finish.inverse_cols, p.norm_eps));
+          y[i] *= factor, up[i] *= factor;
         }
-      }
-      if (!holds_all) {
-        // Until all warps are done with the unit before this; what they turned in the round before
-        // is known then.
-        const auto meet = [&] {
-          WaitProducts<1>();
-          asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-        };
-        if (to_turn > 0) {
-          --to_turn;
-          turn(meet);
+        float value = y[i] + bias;
+        if (gated) {
+          value = FastSilu(value) * (up[i] + up_bias);
         } else {
-          meet();
+          value = fmaf(params.finish.scale, value, old[i]);
         }
-      }
-    }
-    WaitProducts<0>();
-
-    // At first until all have turned their weights, whose packed form may lie where sums go; then
-    // until the sums of the step before have been read.
-    if (split > 1) {
-      ClusterWait();
-    } else if (step > 0) {
-      __syncthreads();
-    }
-    const int part = rank * column_groups + column_group;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = of_group * 16 + half * 8 + g;
-      const int owner = row >> row_bits;
-      float* to = sums + part * part_floats + (row - (owner << row_bits)) * kPitch + 4 * t;
-      const unsigned there = RemoteAddress(to, owner);
-      const unsigned arrival = RemoteAddress(arrivals + kWgmmaMostChunks, owner);
-#pragma unroll
-      for (int i = 0; i < kTokens / 16; ++i) {
-        const float* from = acc + 8 * i + 2 * half;
-        const float4 value = make_float4(from[0], from[1], from[4], from[5]);
-        if (split > 1) {
-          StoreAndTell(there + i * 64, value, arrival);
-        } else {
-          *reinterpret_cast<float4*>(to + i * 16) = value;
-        }
-      }
-    }
-    if (has_norm && step == 0 && g / 2 == t && of_group < kTokens / 16) {
-      float* mine = squares + (rank * groups + group) * kTokens + of_group * 16 + 4 * t + g % 2;
-#pragma unroll 1
-      for (int to = 0; to < split; ++to) {
-        const unsigned there = RemoteAddress(mine, to);
-        const unsigned arrival = RemoteAddress(arrivals + kWgmmaMostChunks, to);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float value = g % 2 == 0 ? squared[0][2 * i] + squared[1][2 * i]
-                                         : squared[0][2 * i + 1] + squared[1][2 * i + 1];
-          if (split > 1) {
-            StoreAndTell(there + i * 8, value, arrival);
-          } else {
-            mine[2 * i] = value;
+        if (token + after < p.tokens) {
+          to[after * p.output_stride] = value;
+          if (p.rounded_output != nullptr) {
+            rounded[after * p.rounded_output_stride] =
+                __bfloat16_as_ushort(__float2bfloat16_rn(value));
           }
         }
       }
     }
-    if (split > 1) {
-      WaitArrival(sums_arrival, step);
-    } else {
-      __syncthreads();
-    }
-
-#pragma unroll 1
-    for (int item = thread; item < items; item += threads) {
-      const int in_block = item & ((1 << out_bits) - 1);
-      const int four = item >> out_bits;
-      // Gate rows of a tile come before its up rows.
-      const int at = gated ? in_block / 8 * 16 + in_block % 8 : in_block;
-      const float* from = sums + at * kPitch + four * 4;
-      float y[4] = {};
-      float up[4] = {};
-#pragma unroll 2
-      for (int i = 0; i < parts; ++i) {
-        AddFour(y, from);
-        if (gated) AddFour(up, from + 8 * kPitch);
-        from += part_floats;
-      }
-      float square[4] = {};
-      if (has_norm) {
-        from = squares + four * 4;
-#pragma unroll 2
-        for (int i = 0; i < groups << params.split_bits; ++i) AddFour(square, from + i * kTokens);
-      }
-      const int row = row_of(item);
-      if (row < out_rows) {
-        float bias = 0;
-        float up_bias = 0;
-        if (p.bias != nullptr) {
-          bias = p.bias[row];
-          if (gated) up_bias = p.bias[out_rows + row];
-        }
-        const int token = token_of(item);
-        float* to = p.output + static_cast<long long>(token) * p.output_stride + row;
-        uint16_t* rounded =
-            p.rounded_output + static_cast<long long>(token) * p.rounded_output_stride + row;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int after = i % 2 + i / 2 * 8;
-          if (has_norm) {
-            const float factor = rsqrtf(fmaf(square[i], params.finish.inverse_cols, p.norm_eps));
-            y[i] *= factor, up[i] *= factor;
-          }
-          float value = y[i] + bias;
-          if (gated) {
-            value = FastSilu(value) * (up[i] + up_bias);
-          } else {
-            value = fmaf(params.finish.scale, value, old[i]);
-          }
-          if (token + after < p.tokens) {
-            to[after * p.output_stride] = value;
-            if (p.rounded_output != nullptr) {
-              rounded[after * p.rounded_output_stride] =
-                  __bfloat16_as_ushort(__float2bfloat16_rn(value));
-            }
-          }
-        }
-      }
-      load_old(item + threads);
-    }
-    if (step + 1 < layout.steps) {
-      expect_sums(false);
-      if (split > 1) ClusterArriveRelaxed();
-    }
+    load_old(item + threads);
   }
 #endif
 }
@@ -455,8 +401,10 @@ void LaunchKernel(const LinearParams& p, const WgmmaGeometry& geometry, cudaStre
   WgmmaParams params = {MapTokens(p, kTokens), p, geometry, layout, 0, 0, FinishOf(p)};
   while (1 << params.column_bits < geometry.column_groups) ++params.column_bits;
   while (1 << params.split_bits < geometry.split) ++params.split_bits;
+  const int tiles = kWgmmaRows / kTileRows * geometry.row_groups;
+  const int row_blocks = (p.matrix.tiles + tiles - 1) / tiles;
   LaunchClusters("the matrix kernel of larger batches", kernel,
-                 dim3(static_cast<unsigned>(geometry.row_blocks * geometry.split),
+                 dim3(static_cast<unsigned>(row_blocks * geometry.split),
                       static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens)),
                  dim3(static_cast<unsigned>(128 * geometry.row_groups * geometry.column_groups)),
                  dim3(static_cast<unsigned>(geometry.split)), static_cast<size_t>(layout.total),
