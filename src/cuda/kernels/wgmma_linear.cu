@@ -1,22 +1,21 @@
-// The matrix kernel for 9 tokens and more on GPUs of compute capability 9.0: bf16 activations in
-// shared memory, packed weights dequantised to bf16 in registers, products of warpgroups. Other
-// GPUs, and builds without code for sm_90a, keep batch_linear.cu.
+// The matrix kernel of larger batches on GPUs of compute capability 9.0, for matrices whose columns
+// one cluster can hold: bf16 activations and dequantised weights in shared memory, products of
+// warpgroups. Other GPUs, builds without code for sm_90a and other sizes keep batch_linear.cu.
 //
-// Phases: (1) each warp copies its first chunks of weights to a ring in shared memory, and turns
-// the first into bf16 operands; (2) PdlWait; (3) all of the block's tokens and columns are copied
-// to shared memory, once, a barrier per chunk; (4) per chunk a warpgroup starts its products and
-// meanwhile turns its next weights into bf16 (scale, bias and the norm's weight are applied to
-// them); (5) sums are sent to the block of the cluster that finishes their rows, and there each
-// group of four gets the norm's factor, which needs the whole row, the bias and the epilogue. (4)
-// and (5) repeat for further rows, whose weights keep streaming.
+// Phases: (1) each warp copies its packed weights to shared memory and turns them into bf16 (scale,
+// bias and the norm's weight are applied to them): what packed_matrix.h has a lane hold, runs of
+// eight columns, are 16-byte pieces of an operand's rows; (2) PdlWait, after which as little as
+// possible is left to do; (3) all of the block's tokens and columns are copied to shared memory, a
+// barrier per chunk; (4) products start as chunks arrive, and meanwhile a norm's sums of squares
+// are made of the tokens; (5) sums are sent to the block of the cluster that finishes their rows,
+// where each gets the norm's factor, which needs the whole row, the bias and the epilogue.
 //
-// Ownership: a cluster owns kTokens tokens and every row_blocks-th group of row_groups * 64 rows; a
-// block its rank's part of the columns; a warpgroup 64 rows and every column_groups-th chunk; a
-// warp one tile of 16 rows, whose weights it alone copies and reads. Rank r finishes the r-th part
-// of each 64 rows. Barriers: one of the block before the first weights are used, which are
-// multiplied by a norm's weight from shared memory; then of a warp only, until sums meet: one
-// barrier when the last ones have been read, one when these have arrived, of the cluster if it is
-// more than a block, else of a row group.
+// Ownership: a cluster owns kTokens tokens and row_groups * 64 rows, a block its rank's part of the
+// columns, a warpgroup 64 rows and every column_groups-th chunk, a warp 16 of the rows, whose
+// packed weights it alone copies and reads. Rank r finishes the r-th part of each 64 rows.
+// Barriers: of the block when the norm's weight is there, and when all weights are turned; of the
+// cluster, before sums are sent, because their place may be that of packed weights; one that counts
+// the bytes of sums, or of the block where it has no cluster.
 #include <cuda.h>
 
 #include "core/error.h"
