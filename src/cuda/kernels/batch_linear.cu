@@ -18,6 +18,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/batch_linear.h"
+#include "cuda/kernels/batch_products.cuh"
 #include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
@@ -29,8 +30,7 @@ struct BatchParams {
   LinearParams linear;
   int column_bits;  // log2 of column_warps
   int split;
-  float inverse_cols;
-  float scale;  // of the epilogue
+  FinishParams finish;
 };
 
 __device__ __forceinline__ void CopyAsync(unsigned shared, const void* global) {
@@ -53,14 +53,6 @@ __device__ __forceinline__ unsigned SharedAddress(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// Where the cluster's block `rank` has what this one has at `shared`.
-template <class T>
-__device__ __forceinline__ const T* AtRank(const T* shared, int rank) {
-#if __CUDA_ARCH__ >= 900
-  asm("mapa.u64 %0, %1, %2;" : "=l"(shared) : "l"(shared), "r"(rank));
-#endif
-  return shared;
-}
 // The last barrier of a cluster: others are done reading, nothing is handed over.
 __device__ __forceinline__ void LeaveCluster() {
 #if __CUDA_ARCH__ >= 900
@@ -69,111 +61,6 @@ __device__ __forceinline__ void LeaveCluster() {
       "barrier.cluster.wait.aligned;" ::
           : "memory");
 #endif
-}
-
-// As Mma, but free to be scheduled.
-__device__ __forceinline__ void FreeMma(float (&c)[4], const unsigned (&a)[4], unsigned b0,
-                                        unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-      "{%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ __nv_bfloat162 AsPair(unsigned word) {
-  return *reinterpret_cast<const __nv_bfloat162*>(&word);
-}
-__device__ __forceinline__ unsigned AsWord(__nv_bfloat162 pair) {
-  return *reinterpret_cast<const unsigned*>(&pair);
-}
-
-// Scales and biases of rows g and g + 8 of a tile and chunk in both halves of a word: [h][r].
-template <bool kWide>
-struct Bf16Scales {
-  __nv_bfloat162 scale[kWide ? 2 : 1][2];
-  __nv_bfloat162 bias[kWide ? 2 : 1][2];
-
-  // `from`: the chunk's scales as packed_matrix.h has them, in shared memory.
-  __device__ __forceinline__ void Load(const char* from, int g, ScaleFormat format) {
-#pragma unroll
-    for (int h = 0; h < (kWide ? 2 : 1); ++h) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = h * kTileRows + g + 8 * r;
-        float2 pair;
-        if constexpr (kWide) {
-          pair = reinterpret_cast<const float2*>(from)[row];
-        } else {
-          const unsigned word = reinterpret_cast<const unsigned*>(from)[row];
-          pair = make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
-          if (format == ScaleFormat::kCompactF16) {
-            pair = __half22float2(*reinterpret_cast<const __half2*>(&word));
-          }
-        }
-        scale[h][r] = __float2bfloat162_rn(pair.x);
-        bias[h][r] = __float2bfloat162_rn(pair.y);
-      }
-    }
-  }
-};
-
-// Weights of one tile and chunk as A operands in bf16, times the norm's weight: `norm` holds it for
-// this lane's columns, [h] component `pair`.
-template <WeightFormat F, bool kWide>
-__device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat format, bool has_norm,
-                                              const uint4 (&norm)[2], unsigned (&a)[4][4]) {
-  constexpr int kLoads = LoadsOf(F);
-  const int lane = threadIdx.x % 32;
-  uint4 raw[kLoads];
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    raw[i] = reinterpret_cast<const uint4*>(unit)[i * 32 + lane];
-  }
-  if constexpr (F == WeightFormat::kQ4) {
-    unsigned raised;
-    asm("mov.b32 %0, 0x43004300;" : "=r"(raised));
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const unsigned word = Component(raw[0], 2 * h + r);
-#pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-          // 0x4300 | q is 128 + q in bf16. (x & y) | z as one instruction: a compiler that sees two
-          // constants makes two.
-          unsigned& w = a[2 * h + pair / 2][2 * (pair % 2) + r];
-          asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;"
-              : "=r"(w)
-              : "r"(word >> (4 * pair)), "r"(raised));
-          w = AsWord(__hsub2(AsPair(w), AsPair(raised)));
-        }
-      }
-    }
-  } else {
-    Fragment<F>::template Expand<true>(raw, 0, a);
-  }
-  if constexpr (Fragment<F>::kQuantized) {
-    Bf16Scales<kWide> scales;
-    scales.Load(unit + kLoads * 512, lane / 4, format);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int h = kWide ? j / 2 : 0;
-        a[j][i] = AsWord(__hfma2(AsPair(a[j][i]), scales.scale[h][i % 2], scales.bias[h][i % 2]));
-      }
-    }
-  }
-  if (has_norm) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const unsigned factor = Component(norm[j / 2], j % 2 * 2 + i / 2);
-        a[j][i] = AsWord(__hmul2(AsPair(a[j][i]), AsPair(factor)));
-      }
-    }
-  }
 }
 
 // sums += the squares of 64 columns of eight tokens, a lane holding eight of a token twice as b
@@ -193,56 +80,6 @@ __device__ __forceinline__ void AddSquares(const uint4 (&x)[2], float (&sums)[4]
   }
   constexpr unsigned kOnes[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
   FreeMma(sums, kOnes, AsWord(squares[0]), AsWord(squares[1]));
-}
-
-// What a block's threads do with finished sums: four consecutive outputs of one token at a time.
-struct Outputs {
-  float* values;
-  int stride;
-  int rows;
-  bool vectors;  // fours lie on 16-byte boundaries and do not straddle the end
-
-  __device__ __forceinline__ explicit Outputs(const LinearParams& p) {
-    const bool router = p.epilogue == LinearEpilogue::kRouter;
-    values = router ? p.scores : p.output;
-    stride = router ? p.matrix.rows : p.output_stride;
-    rows = p.epilogue == LinearEpilogue::kSiluMul ? p.matrix.rows / 2 : p.matrix.rows;
-    vectors = (rows | stride | p.rounded_output_stride) % 4 == 0;
-  }
-  __device__ __forceinline__ float4 Load(int token, int row) const {
-    const float* from = values + static_cast<long long>(token) * stride + row;
-    if (vectors) return *reinterpret_cast<const float4*>(from);
-    return make_float4(from[0], row + 1 < rows ? from[1] : 0.0f, row + 2 < rows ? from[2] : 0.0f,
-                       row + 3 < rows ? from[3] : 0.0f);
-  }
-  __device__ __forceinline__ void Store(const LinearParams& p, int token, int row, float4 y) const {
-    float* to = values + static_cast<long long>(token) * stride + row;
-    uint16_t* rounded =
-        p.rounded_output == nullptr
-            ? nullptr
-            : p.rounded_output + static_cast<long long>(token) * p.rounded_output_stride + row;
-    const uint2 both = make_uint2(PackBf16(y.x, y.y), PackBf16(y.z, y.w));
-    if (vectors) {
-      *reinterpret_cast<float4*>(to) = y;
-      if (rounded != nullptr) *reinterpret_cast<uint2*>(rounded) = both;
-      return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < 4 && row + i < rows; ++i) {
-      to[i] = i == 0 ? y.x : i == 1 ? y.y : i == 2 ? y.z : y.w;
-      if (rounded != nullptr) {
-        rounded[i] = static_cast<uint16_t>((i < 2 ? both.x : both.y) >> (16 * (i % 2)));
-      }
-    }
-  }
-};
-
-__device__ __forceinline__ float4 AddBias(const float* bias, int row, int rows, float4 y) {
-  y.x += bias[row];
-  if (row + 1 < rows) y.y += bias[row + 1];
-  if (row + 2 < rows) y.z += bias[row + 2];
-  if (row + 3 < rows) y.w += bias[row + 3];
-  return y;
 }
 
 template <WeightFormat F, bool kWide, int kRowTiles, int kTokenTiles>
@@ -440,8 +277,8 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
       // The first use of a parameter is slow: better now.
       asm volatile("" ::"l"(p.rounded_input), "l"(p.output), "l"(p.rounded_output), "l"(p.bias),
                    "r"(p.tokens), "r"(p.output_stride), "r"(p.rounded_input_stride),
-                   "r"(p.rounded_output_stride), "f"(p.norm_eps), "f"(params.inverse_cols),
-                   "f"(params.scale));
+                   "r"(p.rounded_output_stride), "f"(p.norm_eps), "f"(params.finish.inverse_cols),
+                   "f"(params.finish.scale));
       PdlWait();
       PdlTrigger();
     }
@@ -516,23 +353,7 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
         if (has_norm) squared += squares_of_rank[w * kTokens + of_block];
       }
     }
-    if (has_norm) {
-      const float factor = rsqrtf(fmaf(squared, params.inverse_cols, p.norm_eps));
-      y.x *= factor, y.y *= factor, y.z *= factor, y.w *= factor;
-      up.x *= factor, up.y *= factor, up.z *= factor, up.w *= factor;
-    }
-    if (p.bias != nullptr) {
-      y = AddBias(p.bias, row, outputs.rows, y);
-      if (gated) up = AddBias(p.bias + outputs.rows, row, outputs.rows, up);
-    }
-    if (gated) {
-      y = make_float4(Silu(y.x) * up.x, Silu(y.y) * up.y, Silu(y.z) * up.z, Silu(y.w) * up.w);
-    } else {
-      const float scale = params.scale;
-      y.x = fmaf(scale, y.x, old.x), y.y = fmaf(scale, y.y, old.y);
-      y.z = fmaf(scale, y.z, old.z), y.w = fmaf(scale, y.w, old.w);
-    }
-    outputs.Store(p, token, row, y);
+    FinishFour(p, outputs, params.finish, token, row, squared, y, up, old);
   }
   if (split > 1) LeaveCluster();
   if (p.epilogue == LinearEpilogue::kRouter) {
@@ -544,8 +365,7 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
 template <WeightFormat F, bool kWide, int kRowTiles, int kTokenTiles>
 void LaunchKernel(const LinearParams& p, const BatchGeometry& geometry, cudaStream_t stream) {
   const auto kernel = BatchLinearKernel<F, kWide, kRowTiles, kTokenTiles>;
-  BatchParams params = {p, 0, geometry.split, 1.0f / static_cast<float>(p.matrix.cols),
-                        p.epilogue == LinearEpilogue::kRouter ? 1.0f : p.scale};
+  BatchParams params = {p, 0, geometry.split, FinishOf(p)};
   while (1 << params.column_bits < geometry.column_warps) ++params.column_bits;
   const int unit = LoadsOf(F) * 512 + ScaleBytesPerChunk(p.matrix.scale_format);
   const BatchLayout layout(p.matrix.chunks, unit, p.norm_weight != nullptr, geometry);

@@ -16,6 +16,12 @@ __device__ __forceinline__ void ClusterArrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
+// Of a barrier that hands nothing over: all threads have come so far.
+__device__ __forceinline__ void ClusterArriveRelaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void ClusterWait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -31,6 +37,16 @@ __device__ __forceinline__ unsigned RemoteAddress(const void* local, unsigned ra
   asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
 #endif
   return address;
+}
+
+// Where the cluster's block `rank` has what this one has at `shared`; in a launch without clusters
+// only this block's own.
+template <class T>
+__device__ __forceinline__ T* AtRank(T* shared, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.u64 %0, %1, %2;" : "=l"(shared) : "l"(shared), "r"(rank));
+#endif
+  return shared;
 }
 
 // Writes 8 bytes where `to` lies in the shared memory of the cluster's block `rank`.

@@ -18,6 +18,7 @@
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/linear_fragments.cuh"
 #include "cuda/kernels/matvec.h"
+#include "cuda/kernels/wgmma_linear.h"
 
 namespace adder::cuda {
 namespace {
@@ -335,6 +336,11 @@ bool ReadsRounded(const LinearShape& shape, int tokens) {
 
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream) {
   if (ReadsRounded(shape, params.tokens)) {
+    WgmmaGeometry geometry;
+    if (params.tokens >= kLeastWgmmaTokens && DeviceHasWgmma() &&
+        ChooseWgmmaGeometry(params, shape.multiprocessors, DeviceSharedBytes(), &geometry)) {
+      return LaunchWgmmaLinear(params, geometry, stream);
+    }
     const BatchDevice device = {shape.multiprocessors, DeviceHasClusters(), DeviceSharedBytes()};
     return LaunchBatchLinear(params, ChooseBatchGeometry(params, device), stream);
   }

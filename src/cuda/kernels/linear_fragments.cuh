@@ -29,6 +29,14 @@ __device__ __forceinline__ unsigned Component(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
+// Two neighbouring bytes of a word as bf16; `low` is 0x7650 | the number of the first, even.
+__device__ __forceinline__ unsigned BytesAsBf16(unsigned word, unsigned low) {
+  // 0x4b0000qq is 2^23 + q in f32; eight bits of q fit in the upper half of its f32.
+  const float first = __uint_as_float(__byte_perm(word, 0x4b000000u, low)) - 8388608.0f;
+  const float second = __uint_as_float(__byte_perm(word, 0x4b000000u, low | 1)) - 8388608.0f;
+  return __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632u);
+}
+
 // What 4-bit values are raised by on their way into bf16: see Fragment::Pair.
 constexpr float kOffset = 128.0f;
 
@@ -81,14 +89,7 @@ struct Fragment {
       }
       return both;
     } else if constexpr (F == WeightFormat::kQ8) {
-      const unsigned word = Component(raw[h], 2 * (pair / 2) + r);
-      // 0x4b0000qq is 2^23 + q in f32; eight bits of q fit in the upper half of its f32.
-      const float low =
-          __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650u | (pair % 2 * 2))) - 8388608.0f;
-      const float high =
-          __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650u | (pair % 2 * 2 + 1))) -
-          8388608.0f;
-      return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632u);
+      return BytesAsBf16(Component(raw[h], 2 * (pair / 2) + r), 0x7650u | (pair % 2 * 2));
     } else if constexpr (F == WeightFormat::kBf16) {
       return Component(raw[2 * h + r], pair);
     } else if constexpr (F == WeightFormat::kF16) {

@@ -14,6 +14,7 @@
 #include "cuda/kernels/batch_linear.h"
 #include "cuda/kernels/few_linear.h"
 #include "cuda/kernels/kernel_test_support.h"
+#include "cuda/kernels/wgmma_linear.h"
 
 namespace adder::cuda {
 namespace {
@@ -190,6 +191,20 @@ LinearShape OnDevice(bool f32, int multiprocessors = 132) {
   return shape;
 }
 
+// |found - expected| / |sizes| over `count` elements from `from` on; infinity for a value that is
+// not finite.
+double ErrorRelativeTo(const std::vector<double>& sizes, const std::vector<float>& found,
+                       const std::vector<double>& expected, size_t from, size_t count) {
+  double error = 0;
+  double size = 0;
+  for (size_t i = from; i < from + count; ++i) {
+    if (!std::isfinite(found[i])) return INFINITY;
+    error += (found[i] - expected[i]) * (found[i] - expected[i]);
+    size += sizes[i] * sizes[i];
+  }
+  return std::sqrt(error / size);
+}
+
 double Silu(double x) { return x / (1 + std::exp(-x)); }
 
 class LinearKernels : public testing::TestWithParam<Format> {
@@ -202,7 +217,9 @@ class LinearKernels : public testing::TestWithParam<Format> {
   static bool Fits(int cols) { return GetParam().bits == 0 || cols % GetParam().group_size == 0; }
 
   // Of the default mode: for more tokens than a few, activations, weights and the norm's weights
-  // are rounded to bf16, and gated outputs are products of two such sums.
+  // are rounded to bf16, each by up to 1/512. What an activation loses all rows lose alike, so over
+  // rows it does not average out, and where a row's products nearly cancel (8-bit weights are all
+  // of one sign) it counts several times. Gated outputs are products of two such sums.
   static double Tolerance(int tokens, bool gated, bool f32) {
     return f32 ? 1e-5 : tokens <= kMostFewTokens ? 2e-4 : gated ? 3e-2 : 1.5e-2;
   }
@@ -233,9 +250,10 @@ class LinearKernels : public testing::TestWithParam<Format> {
     return chosen;
   }
 
-  // Rows of `input` [tokens][stride] times the matrix, with all of an epilogue's parts.
+  // Rows of `input` [tokens][stride] times the matrix, with all of an epilogue's parts. With a
+  // geometry, by the kernel that takes it.
   void Check(const Shape& shape, int tokens, LinearEpilogue epilogue, bool f32,
-             int multiprocessors = 132) {
+             int multiprocessors = 132, const WgmmaGeometry* geometry = nullptr) {
     const bool gated = epilogue == LinearEpilogue::kSiluMul;
     const Matrices matrices(GetParam(), 1, shape.rows, shape.cols, gated, 11);
     const int stride = (shape.cols + 3) / 4 * 4;
@@ -299,7 +317,8 @@ class LinearKernels : public testing::TestWithParam<Format> {
       p.rounded_output = rounded_output.data();
       p.rounded_output_stride = output_stride;
     }
-    LaunchLinear(p, spread, stream.get());
+    geometry != nullptr ? LaunchWgmmaLinear(p, *geometry, stream.get())
+                        : LaunchLinear(p, spread, stream.get());
     stream.Synchronize();
     const std::vector<float> found = output.Download();
     const std::vector<uint16_t> copy = rounded_output.Download();
@@ -320,14 +339,18 @@ class LinearKernels : public testing::TestWithParam<Format> {
       }
       const size_t from = static_cast<size_t>(token) * static_cast<size_t>(output_stride);
       std::vector<double> expected(before.begin(), before.end());
+      // What errors are relative to: the outputs, and of gated ones, which a negative gate makes
+      // nothing whatever the error of its sum, the products of gates and values.
+      std::vector<double> sizes = expected;
       for (int i = 0; i < width; ++i) {
         const auto index = static_cast<size_t>(i);
-        double value = gated ? Silu(y[index]) * y[index + static_cast<size_t>(width)]
-                             : double{p.scale} * y[index];
+        const double other = gated ? y[index + static_cast<size_t>(width)] : 0;
+        double value = gated ? Silu(y[index]) * other : double{p.scale} * y[index];
         if (epilogue == LinearEpilogue::kAdd) value += before[from + index];
         expected[from + index] = value;
+        sizes[from + index] = gated && tokens > 1 ? y[index] * other : value;
       }
-      EXPECT_LT(test::RelativeError(found, expected, from, static_cast<size_t>(width)),
+      EXPECT_LT(ErrorRelativeTo(sizes, found, expected, from, static_cast<size_t>(width)),
                 Tolerance(tokens, gated, f32))
           << shape.rows << " x " << shape.cols << ", token " << token << " of " << tokens
           << (f32 ? ", f32" : "");
@@ -372,8 +395,38 @@ TEST_P(LinearKernels, MoreTilesThanFit) {
   }
 }
 
+<<<<<<< HEAD
 // Routed experts, and one that every token takes in the same launch; chosen before, or by the
 // launch of their gates.
+=======
+TEST_P(LinearKernels, LargerBatches) {
+  for (int tokens : {9, 16, 33, 64, 100, 256}) {
+    for (LinearEpilogue epilogue :
+         {LinearEpilogue::kStore, LinearEpilogue::kAdd, LinearEpilogue::kSiluMul}) {
+      Check({200, 640}, tokens, epilogue, false);
+      Check({904, 2048}, tokens, epilogue, false);
+    }
+  }
+}
+
+// Every way of cutting rows, columns and tokens, with parts of different sizes and empty ones.
+TEST_P(LinearKernels, GeometriesOfWgmma) {
+  const bool has_format = GetParam().bits > 0 || GetParam().store == Store::kBf16;
+  if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << "no such kernel";
+  for (const WgmmaGeometry& g : {WgmmaGeometry{16, 4, 1, 1},
+                                 {16, 1, 2, 4},
+                                 {32, 2, 2, 2},
+                                 {32, 1, 4, 4},
+                                 {64, 2, 1, 8},
+                                 {64, 4, 1, 2},
+                                 {64, 1, 2, 4}}) {
+    Check({232, 1088}, 75, LinearEpilogue::kAdd, false, 132, &g);
+    if (g.split < 8) Check({232, 1088}, 75, LinearEpilogue::kSiluMul, false, 132, &g);
+  }
+}
+
+// Routed experts, and one that every token takes in the same launch.
+>>>>>>> wgmma
 TEST_P(LinearKernels, Experts) {
   constexpr int kExpertCount = 5;
   constexpr int kTopK = 3;

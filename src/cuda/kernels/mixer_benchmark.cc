@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cuda/kernels/attention.h"
+#include "cuda/kernels/chain_for_benchmark.h"
 #include "cuda/kernels/device_data_for_test.h"
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/rms_norm.h"
@@ -30,24 +31,9 @@ const char* filter = "";
 // `launch` puts the i-th kernel of the chain on the stream.
 void Time(const std::string& name, double bytes, const Stream& stream,
           const std::function<void(int)>& launch) {
-  const Graph graph = Graph::Capture(stream, [&] {
-    for (int i = 0; i < kChain; ++i) launch(i);
-  });
-  std::vector<float> times;
-  const Event begin(true);
-  const Event end(true);
-  for (int i = 0; i < kRepeats + 2; ++i) {
-    begin.Record(stream);
-    graph.Launch(stream);
-    end.Record(stream);
-    stream.Synchronize();
-    float milliseconds = 0;
-    Check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "cudaEventElapsedTime");
-    if (i >= 2) times.push_back(milliseconds * 1e3f / kChain);
-  }
-  std::sort(times.begin(), times.end());
-  std::printf("%-44s %8.2f us %8.0f GB/s   (%.2f to %.2f)\n", name.c_str(), times[kRepeats / 2],
-              bytes / times[kRepeats / 2] * 1e-3, times.front(), times.back());
+  const ChainTimes times = TimeChain(stream, kChain, kRepeats, launch);
+  std::printf("%-44s %8.2f us %8.0f GB/s   (%.2f to %.2f)\n", name.c_str(), times.median,
+              bytes / times.median * 1e-3, times.least, times.most);
 }
 
 bool Wanted(const std::string& name) { return name.find(filter) != std::string::npos; }
