@@ -23,7 +23,10 @@ struct Row {
 class DeviceDecode : public testing::TestWithParam<ModelAndBackend> {
  protected:
   void SetUp() override {
-    executor_ = MakeExecutor(std::get<1>(GetParam()), LoadProgram(std::get<0>(GetParam())));
+    const auto& [model, backend] = GetParam();
+    Program program = LoadProgram(model);
+    if (const std::string part = RefusedPart(backend, program); !part.empty()) GTEST_SKIP() << part;
+    executor_ = MakeExecutor(backend, std::move(program));
   }
 
   // Rows with every kind of sampling whose choices are exact.

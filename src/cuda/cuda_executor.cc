@@ -287,10 +287,15 @@ class CudaExecutor : public Executor {
     for (int i = first; i < std::min(last, ops); ++i) {
       const auto index = static_cast<size_t>(i);
       if (index > 0 && SharedExpertOf(index - 1) != nullptr) continue;
+      if (JoinsGates(index)) continue;
       shared_expert_ = SharedExpertOf(index);
+      joined_router_ = index > 0 && JoinsGates(index - 1)
+                           ? std::get_if<RouterOp>(&program_.ops[index - 1].body)
+                           : nullptr;
       Launch(program_.ops[index]);
     }
     shared_expert_ = nullptr;
+    joined_router_ = nullptr;
     if (last > ops) LaunchChoice(bucket);
   }
 
@@ -315,6 +320,16 @@ class CudaExecutor : public Executor {
       return same && CanShareLaunch(weights_.stack(down->down), shared) ? linear : nullptr;
     }
     return nullptr;
+  }
+  // Of a step: whether the op is a router whose choice the launch of the op behind it makes.
+  bool JoinsGates(size_t index) const {
+    if (f32_ || index + 1 >= program_.ops.size()) return false;
+    const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
+    const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
+    return router != nullptr && gate_up != nullptr && router->output == gate_up->routing &&
+           router->input == gate_up->input && router->norm == gate_up->norm &&
+           CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
+                    slice_.rows);
   }
   void ShareLaunch(ExpertParams& params) {
     if (shared_expert_ == nullptr) return;
@@ -701,6 +716,11 @@ class CudaExecutor : public Executor {
     params.routing_stride = Stride(op.routing);
     params.top_k = Narrow(op.top_k);
     ShareLaunch(params);
+    if (joined_router_ != nullptr) {
+      params.router = weights_.matrix(joined_router_->router.weight);
+      params.router_bias = weights_.vector(joined_router_->router.bias);
+      params.chosen = Values(op.routing);
+    }
     LaunchExpertGateUp(params, Shape(), stream_.get());
   }
 
@@ -745,6 +765,7 @@ class CudaExecutor : public Executor {
   Slice tables_;                             // for slices of Forward
   Slice slice_;                              // what is being run
   const LinearOp* shared_expert_ = nullptr;  // that the op being launched takes in
+  const RouterOp* joined_router_ = nullptr;  // likewise
 
   // The slice that is being run.
   std::vector<SequenceRun> runs_;

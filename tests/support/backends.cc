@@ -4,6 +4,7 @@
 #include "cpu/cpu_executor.h"
 #ifdef ADDER_HAS_CUDA
 #include "cuda/cuda_executor.h"
+#include "cuda/supported.h"
 #endif
 #include "program/interpreter.h"
 
@@ -50,6 +51,15 @@ bool IsBatchInvariant(Backend backend) {
 }
 
 bool IsExact(Backend backend) { return backend != Backend::kCpuFast && IsBatchInvariant(backend); }
+
+std::string RefusedPart([[maybe_unused]] Backend backend, [[maybe_unused]] const Program& program) {
+#ifdef ADDER_HAS_CUDA
+  if (backend == Backend::kCudaF32 || !IsBatchInvariant(backend)) {
+    return cuda::UnsupportedPart(program);
+  }
+#endif
+  return "";
+}
 
 std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program) {
   if (backend == Backend::kReference) return MakeInterpreter(std::move(program));

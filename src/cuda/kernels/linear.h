@@ -55,7 +55,18 @@ struct ExpertParams {
   int shared_input_stride = 0;
   float* shared_output = nullptr;
   int shared_output_stride = 0;
+
+  // Gate, up of one token: the router's matrix, if this launch is to choose the experts too (`rows`
+  // 0: no). Needs CanRoute. `routing` is then written, as kRouter writes it.
+  PackedMatrix router;
+  const float* router_bias = nullptr;  // [experts]; null: none
+  float* chosen = nullptr;             // where `routing` points
 };
+
+// Whether a launch of experts' gates for so many tokens can choose the experts as well: matrices of
+// one format and width, a router's matrix that fits in a block's shared memory, one token, and not
+// LinearShape::batch_invariant.
+bool CanRoute(const PackedMatrix& experts, const PackedMatrix& router, int tokens);
 
 // Whether a launch of experts can take in the shared one: matrices of one format, with the same
 // input width (gate, up) or the same rows (down), and not LinearShape::batch_invariant.

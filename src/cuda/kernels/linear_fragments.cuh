@@ -188,7 +188,8 @@ __device__ __forceinline__ void SumColumns(const unsigned (&b)[4][2], float (&su
 }
 
 // Experts whose matrices a kernel multiplies by; see linear.h.
-enum class Experts { kNone, kGateUp, kDown };
+// kRoutedGateUp: kGateUp of a token whose experts the same launch chooses.
+enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown };
 
 struct KernelParams {
   LinearParams linear;

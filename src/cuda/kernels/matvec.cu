@@ -11,12 +11,19 @@
 //
 // Ownership: in blocks, blockIdx.x owns row_warps tiles and column warp w of column_warps the spans
 // w, w + column_warps, ...; in streams, warp i of the grid owns tiles i, i + warps of the grid, ...
-// A warp reads only weights that it copied itself. With experts, blockIdx.y is a token (down) or a
-// token and a choice (gate, up), and the weights are not known before PdlWait.
-// Precondition: the input's rows, and those of each expert's input, begin on 16-byte boundaries.
+// A warp reads only weights that it copied itself. With experts, blockIdx.y is a token, and blocks
+// of its choices follow one another, then those of the shared expert (gate, up).
+//
+// Experts: which weights to copy is known once the router is done. Gates wait for it; or they
+// choose themselves (kRoutedGateUp): every routed block multiplies all of the router's matrix,
+// copied to shared memory before PdlWait, ranks the scores and then copies its expert's weights;
+// the first block writes the choice down for the launch after, PdlTrigger comes behind that, and so
+// `down` may copy its weights before PdlWait. Precondition: the input's rows, and those of each
+// expert's input, begin on 16-byte boundaries.
 #include <algorithm>
 
 #include "core/error.h"
+#include "cuda/kernels/expert_choice.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec.h"
 #include "cuda/kernels/matvec_phases.cuh"
@@ -52,6 +59,13 @@ struct MatvecParams {
   int shared_input_stride;
   float* shared_output;
   int shared_output_stride;
+  PackedMatrix router;
+  const float* router_bias;
+  float* chosen;
+  int router_column_warps;
+  int router_column_warps_reciprocal;
+  int blocks_per_expert;
+  int blocks_per_expert_reciprocal;
   int row_warps;
   int column_warps;
   // 65536 / n, rounded up, turns small quotients by n into a product.
@@ -60,6 +74,8 @@ struct MatvecParams {
   int spans_reciprocal;
   int spans_of_block;  // of all its experts' matrices
   int held_spans;      // of each warp, at a time
+  int router_held_spans;
+  int weight_spans;  // that shared memory has room for
   // Warps that prepare activations: those that multiply, and more for long rows.
   int preparing_warps;
   float inverse_cols;
@@ -70,35 +86,11 @@ __device__ __forceinline__ int Quotient(int value, int reciprocal) {
   return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
 }
 
-// As ChooseExperts, by a block: each thread ranks an expert. `scores` and `chosen` [experts] are
-// shared memory.
-__device__ __forceinline__ void ChooseExpertsInBlock(const float* scores, float* chosen,
-                                                     int experts, int top_k, float* out) {
-  for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
-    const float own = scores[e];
-    int rank = 0;
-#pragma unroll 4
-    for (int other = 0; other < experts; ++other) {
-      const float score = scores[other];
-      rank += score > own || (score == own && other < e);
-    }
-    if (rank < top_k) {
-      chosen[rank] = own;
-      out[top_k + rank] = static_cast<float>(e);
-    }
-  }
-  __syncthreads();
-  const int place = static_cast<int>(threadIdx.x);
-  if (place >= top_k) return;
-  float sum = 0;
-#pragma unroll 4
-  for (int other = 0; other < top_k; ++other) sum += expf(chosen[other] - chosen[0]);
-  out[place] = expf(chosen[place] - chosen[0]) / sum;
-}
-
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
-                                  F == WeightFormat::kF16 || F == WeightFormat::kF32 ? 1
+                                  F == WeightFormat::kF16 || F == WeightFormat::kF32 ||
+                                          kExperts == Experts::kRoutedGateUp
+                                      ? 1
                                   : kWalk == Walk::kStream ? kStreamBlocksPerMultiprocessor
                                                            : 2)
     MatvecKernel(const __grid_constant__ MatvecParams params) {
@@ -107,15 +99,19 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr int kSpanCols = kChunks * kChunkCols;
   constexpr bool kStream = kWalk == Walk::kStream;
   constexpr bool kNormalizes = kExperts != Experts::kDown;
+  constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
+  constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes;
   const LinearParams& p = params.linear;
-  // With experts, the blocks of the last rows of the grid have the shared one (gate, up).
-  const int routed_rows = kExperts == Experts::kGateUp ? p.tokens * params.top_k : 0;
-  const bool is_shared =
-      kExperts == Experts::kGateUp && static_cast<int>(blockIdx.y) >= routed_rows;
-  const PackedMatrix& m = is_shared ? params.shared : p.matrix;
-  if (kExperts == Experts::kGateUp && static_cast<int>(blockIdx.x) * params.row_warps >= m.tiles) {
-    return;
+  // The last blocks of a row of the grid have the shared expert (gate, up).
+  int block = static_cast<int>(blockIdx.x);
+  int choice = 0;
+  bool is_shared = false;
+  if constexpr (kGateUp) {
+    choice = min(Quotient(block, params.blocks_per_expert_reciprocal), params.top_k);
+    block -= choice * params.blocks_per_expert;
+    is_shared = choice == params.top_k;
   }
+  const PackedMatrix& m = is_shared ? params.shared : p.matrix;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   // The same in all lanes, which the compiler cannot know of a quotient.
@@ -133,18 +129,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   float* output = p.output;
   const float* routing = nullptr;
   const float* shared_input = nullptr;
-  if constexpr (kExperts == Experts::kGateUp) {
+  if constexpr (kGateUp) {
+    const auto token = static_cast<long long>(blockIdx.y);
+    input += token * p.input_stride;
     if (is_shared) {
-      const int token = static_cast<int>(blockIdx.y) - routed_rows;
-      input += static_cast<long long>(token) * p.input_stride;
-      output = params.shared_output + static_cast<long long>(token) * params.shared_output_stride;
+      output = params.shared_output + token * params.shared_output_stride;
     } else {
-      const int token = static_cast<int>(blockIdx.y) / params.top_k;
-      const int choice = static_cast<int>(blockIdx.y) - token * params.top_k;
-      routing = params.routing + static_cast<long long>(token) * params.routing_stride +
-                params.top_k + choice;
-      input += static_cast<long long>(token) * p.input_stride;
-      output += static_cast<long long>(token) * p.output_stride + choice * (m.rows / 2);
+      routing = params.routing + token * params.routing_stride + params.top_k + choice;
+      output += token * p.output_stride + choice * (m.rows / 2);
     }
   } else if constexpr (kExperts == Experts::kDown) {
     routing = params.routing + static_cast<long long>(blockIdx.y) * params.routing_stride;
@@ -157,13 +149,19 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const int routed_spans = params.top_k * params.spans;
 
   // Shared memory: weights [warps][held_spans], activations, their scales, 16 zeros, partial sums
-  // [warps][16], the norm's factor, a router's scores and the chosen ones.
+  // [warps][16], the norm's factor, a router's ExpertChoice.
   extern __shared__ uint4 shared[];
-  const int held = kWalk == Walk::kOnce ? params.held_spans : kRingSpans;
-  unsigned char* weights =
-      reinterpret_cast<unsigned char*>(shared) + warp * held * kSpanBytes<F, kWide>;
+  // This block multiplies the router's matrix, all of it, before its own.
+  bool is_routing = kRoutes && !is_shared;
+  int held = is_routing             ? params.router_held_spans
+             : kWalk == Walk::kOnce ? params.held_spans
+                                    : kRingSpans;
+  const auto own_weights = [&] {
+    return reinterpret_cast<unsigned char*>(shared) + warp * held * kSpanBytes<F, kWide>;
+  };
+  unsigned char* weights = own_weights();
   unsigned char* activations =
-      reinterpret_cast<unsigned char*>(shared) + warps * held * kSpanBytes<F, kWide>;
+      reinterpret_cast<unsigned char*>(shared) + params.weight_spans * kSpanBytes<F, kWide>;
   const int columns = spans * kSpanCols;
   const int stride = columns + kColumnPad;
   unsigned char* zeros =
@@ -171,18 +169,29 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   float* largest = reinterpret_cast<float*>(zeros + 16);
   float* partial = largest + (IsQuantized(F) ? spans * kChunks : 0);
   float* factor = partial + (kStream ? 0 : warps * kTileRows);
+  const ExpertChoice chosen(factor + 1, kRoutes ? params.router.rows : m.rows);
 
-  // Where the next span to copy lies, and the place in the ring.
-  const int first_tile = static_cast<int>(blockIdx.x) * params.row_warps + row_warp;
+  // Where the next span to copy lies.
+  const int first_tile = block * params.row_warps + row_warp;
   const int tile_step = static_cast<int>(gridDim.x) * params.row_warps;
   int copy_tile = multiplies ? first_tile : m.tiles;
   int copy_span = column_warp;
+  int copy_step = column_warps;
+  if (is_routing) {
+    copy_step = params.router_column_warps;
+    copy_tile = Quotient(warp, params.router_column_warps_reciprocal);
+    copy_span = warp - copy_tile * copy_step;
+  }
+  // `slot` is the place in the ring.
   const auto copy_next = [&](int slot) {
-    if (copy_tile >= m.tiles || copy_span >= spans) return;
+    const PackedMatrix& from = is_routing ? params.router : m;
+    if (copy_tile >= from.tiles || copy_span >= spans) return;
     int matrix = 0;
     int span = copy_span;
     unsigned char* to = weights + slot * kSpanBytes<F, kWide>;
-    if constexpr (kExperts == Experts::kGateUp) {
+    if constexpr (kRoutes) {
+      if (!is_shared && !is_routing) matrix = chosen.experts[choice];
+    } else if constexpr (kGateUp) {
       if (!is_shared) matrix = static_cast<int>(*routing);
     }
     if (kExperts == Experts::kDown && span >= routed_spans) {
@@ -193,11 +202,11 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       if constexpr (kExperts == Experts::kDown) {
         const int choice = Quotient(span, params.spans_reciprocal);
         span -= choice * params.spans;
-        matrix = static_cast<int>(routing[params.top_k + choice]);
+        matrix = static_cast<int>(__ldcg(routing + params.top_k + choice));
       }
-      Span::Copy(m, matrix, copy_tile * m.chunks, span * kChunks, m.chunks - 1, lane, to);
+      Span::Copy(from, matrix, copy_tile * from.chunks, span * kChunks, from.chunks - 1, lane, to);
     }
-    copy_span += column_warps;
+    copy_span += copy_step;
     if (kStream && copy_span >= spans) {
       copy_span = 0;
       copy_tile += tile_step;
@@ -211,7 +220,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
   };
 
-  if (kExperts == Experts::kNone || is_shared) copy_first();
+  // What was routed is known (down): the launch of gates triggers only then.
+  if (kExperts != Experts::kGateUp || is_shared) copy_first();
   // This lane's columns: two here and two kSecond beyond.
   const int first_col = thread / 16 * kChunkCols + LaneColumns<F>::First(lane);
   constexpr int kSecond = LaneColumns<F>::kSecond;
@@ -229,7 +239,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   load_norm(first_col);
   if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
   // In blocks: the row that this thread finishes, if it does.
-  const int finish_tile = static_cast<int>(blockIdx.x) * params.row_warps + warp;
+  const int finish_tile = block * params.row_warps + warp;
   const int row =
       LogicalRow(kEpilogue == LinearEpilogue::kSiluMul, m.rows, finish_tile, lane % kTileRows);
   const bool finishes = !kStream && warp < params.row_warps && row < m.rows;
@@ -237,8 +247,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
 
   if (params.triggers_early) PdlTrigger();
   PdlWait();
-  if (!params.triggers_early) PdlTrigger();
-  if (kExperts != Experts::kNone && !is_shared) copy_first();
+  if (!params.triggers_early && (!kRoutes || is_shared)) PdlTrigger();
+  if (kExperts == Experts::kGateUp && !is_shared) copy_first();
   float old = 0;
   if constexpr (!kStream && kEpilogue == LinearEpilogue::kAdd) {
     if (finishes) old = output[row];
@@ -308,7 +318,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
     if (lane == 0) *factor = rsqrtf(squares * params.inverse_cols + p.norm_eps);
   };
-  if constexpr (kStream) find_factor();
+  if constexpr (kStream || kRoutes) find_factor();
   if constexpr (kWalk == Walk::kOnce) {
     // A warp's copies are seen by all its lanes after the barrier.
     CommitCopies();
@@ -354,57 +364,97 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       sums[0] = sums[1] = 0;
     }
     return;
-  }
-
-  if (multiplies) {
+  } else {
+    // Once, or for the router's matrix and then for this block's.
 #pragma unroll 1
-    for (int span = column_warp; span < spans; span += column_warps) {
-      if constexpr (kWalk == Walk::kOnce) {
-        multiply(slot++, span);
-      } else {
-        take(slot, span);
+    for (;;) {
+      const int own_column_warps = is_routing ? params.router_column_warps : column_warps;
+      const int own_row_warps = is_routing ? params.router.tiles : params.row_warps;
+      int first_span = column_warp;
+      if (is_routing) {
+        first_span =
+            warp - Quotient(warp, params.router_column_warps_reciprocal) * own_column_warps;
       }
-    }
-    add_quad();
-    if (lane % 4 < 2) {
-      partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = lane % 4 == 0 ? sums[0] : sums[1];
-    }
-  }
-  find_factor();
-  __syncthreads();
-  if (warp < params.row_warps) {
-    // Half a warp adds up every other column warp's sums.
-    float y = 0;
-    const float* from = partial + warp * column_warps * kTileRows + lane % kTileRows;
-    static_assert(kMostWarps == 16);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int w = 2 * i + lane / kTileRows;
-      y += w < column_warps ? from[w * kTileRows] : 0.0f;
-    }
-    y += __shfl_xor_sync(0xffffffffu, y, 16);
-    if (has_norm) y *= *factor;
-    y += bias;
-    if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
-      const float up = __shfl_xor_sync(0xffffffffu, y, 8);
-      if (finishes && lane < 8) output[row] = FastSilu(y) * up;
-    } else if (finishes && lane < kTileRows) {
-      if constexpr (kEpilogue == LinearEpilogue::kRouter) {
-        if (gridDim.x == 1) {
-          // What is not a number ranks last.
-          factor[1 + row] = y == y ? y : -INFINITY;
-        } else {
-          __stcg(p.scores + row, y);
+      if (kRoutes ? warp < own_row_warps * own_column_warps : multiplies) {
+#pragma unroll 1
+        for (int span = first_span; span < spans; span += own_column_warps) {
+          if constexpr (kWalk == Walk::kOnce) {
+            multiply(slot++, span);
+          } else {
+            take(slot, span);
+          }
         }
-      } else {
-        output[row] = fmaf(p.scale, y, old);
+        add_quad();
+        if (lane % 4 < 2) {
+          partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = lane % 4 == 0 ? sums[0] : sums[1];
+        }
       }
+      if constexpr (!kRoutes) find_factor();
+      __syncthreads();
+      if (warp < own_row_warps) {
+        // Half a warp adds up every other column warp's sums.
+        float y = 0;
+        const float* from = partial + warp * own_column_warps * kTileRows + lane % kTileRows;
+        static_assert(kMostWarps == 16);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int w = 2 * i + lane / kTileRows;
+          y += w < own_column_warps ? from[w * kTileRows] : 0.0f;
+        }
+        y += __shfl_xor_sync(0xffffffffu, y, 16);
+        if (has_norm) y *= *factor;
+        if (is_routing) {
+          const int expert = warp * kTileRows + lane;
+          if (lane < kTileRows && expert < params.router.rows) {
+            chosen.SetScore(expert,
+                            params.router_bias == nullptr ? y : y + params.router_bias[expert]);
+          }
+        } else {
+          y += bias;
+          if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
+            const float up = __shfl_xor_sync(0xffffffffu, y, 8);
+            if (finishes && lane < 8) output[row] = FastSilu(y) * up;
+          } else if (finishes && lane < kTileRows) {
+            if constexpr (kEpilogue == LinearEpilogue::kRouter) {
+              if (gridDim.x == 1) {
+                chosen.SetScore(row, y);
+              } else {
+                __stcg(p.scores + row, y);
+              }
+            } else {
+              output[row] = fmaf(p.scale, y, old);
+            }
+          }
+        }
+      }
+      if (!is_routing) break;
+      __syncthreads();
+      chosen.Rank(params.top_k);
+      is_routing = false;
+      held = params.held_spans;
+      weights = own_weights();
+      copy_tile = multiplies ? first_tile : m.tiles;
+      copy_span = column_warp;
+      copy_step = column_warps;
+      copy_first();
+      CommitCopies();
+      if (blockIdx.x == 0) {
+        chosen.Write(params.top_k, params.chosen);
+        __threadfence();
+        __syncthreads();
+      }
+      PdlTrigger();
+      slot = 0;
+      sums[0] = sums[1] = 0;
+      WaitForCopies<0>();
+      __syncwarp();
     }
   }
   if constexpr (kEpilogue == LinearEpilogue::kRouter) {
     if (gridDim.x > 1) return RouteWhenLast(p, output, 0, 1, p.arrivals);
     __syncthreads();
-    ChooseExpertsInBlock(factor + 1, factor + 1 + m.rows, m.rows, p.top_k, output);
+    chosen.Rank(p.top_k);
+    chosen.Write(p.top_k, output);
   }
 }
 
@@ -435,11 +485,12 @@ struct Launcher {
     const PackedMatrix& m = params.linear.matrix;
     params.spans = (m.chunks + kChunks - 1) / kChunks;
     params.spans_reciprocal = Reciprocal(params.spans);
+    constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
+    constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes;
     int spans = params.spans * (kExperts == Experts::kDown ? params.top_k : 1);
-    int tiles = m.tiles;
     if (kExperts == Experts::kDown) spans += (params.shared.chunks + kChunks - 1) / kChunks;
-    if (kExperts == Experts::kGateUp) tiles = std::max(tiles, params.shared.tiles);
     params.spans_of_block = spans;
+    const int tiles = kGateUp ? m.tiles * params.top_k + params.shared.tiles : m.tiles;
     ChooseWarps(tiles * static_cast<int>(grid_y), spans);
     // One block chooses experts without waiting for others.
     if (kEpilogue == LinearEpilogue::kRouter && m.tiles <= kMostRouterTiles) {
@@ -447,8 +498,23 @@ struct Launcher {
       params.column_warps = std::min(spans, kMostWarps / m.tiles);
       params.held_spans = (spans + params.column_warps - 1) / params.column_warps;
     }
+    if (kRoutes) {
+      // At least a warp per tile of the router, of which there are at most kMostRouterTiles.
+      params.row_warps =
+          std::max(params.row_warps, RoundedUp(params.router.tiles, params.column_warps));
+    }
     params.column_warps_reciprocal = Reciprocal(params.column_warps);
-    const int blocks = (tiles + params.row_warps - 1) / params.row_warps;
+    params.blocks_per_expert = RoundedUp(m.tiles, params.row_warps);
+    params.blocks_per_expert_reciprocal = Reciprocal(params.blocks_per_expert);
+    int blocks = params.blocks_per_expert;
+    if (kGateUp) {
+      blocks = blocks * params.top_k + RoundedUp(params.shared.tiles, params.row_warps);
+    }
+    if constexpr (kRoutes) {
+      params.router_column_warps = params.column_warps * params.row_warps / params.router.tiles;
+      params.router_column_warps_reciprocal = Reciprocal(params.router_column_warps);
+      return Start<F, kWide, kExperts, kEpilogue, Walk::kOnce>(blocks);
+    }
     // What large models have more tiles of than fit on the device at once.
     if constexpr (kExperts == Experts::kNone && kEpilogue != LinearEpilogue::kRouter) {
       if (blocks > 2 * multiprocessors) {
@@ -473,15 +539,21 @@ struct Launcher {
   void Start(int blocks) {
     const auto kernel = MatvecKernel<F, kWide, kExperts, kEpilogue, kWalk>;
     const int warps = params.column_warps * params.row_warps;
-    const int held = kWalk == Walk::kOnce ? params.held_spans : kRingSpans;
+    params.weight_spans = warps * (kWalk == Walk::kOnce ? params.held_spans : kRingSpans);
+    if (kExperts == Experts::kRoutedGateUp) {
+      const int router_warps = params.router_column_warps * params.router.tiles;
+      params.router_held_spans = RoundedUp(params.spans, params.router_column_warps);
+      params.weight_spans = std::max(params.weight_spans, router_warps * params.router_held_spans);
+    }
     const int chunks = params.spans_of_block * kSpanChunks<F, kWide>;
     const int activation_bytes = IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
                                                 : 4 * (chunks * kChunkCols + kColumnPad);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
-    const int router_bytes =
-        kEpilogue == LinearEpilogue::kRouter ? 2 * 4 * params.linear.matrix.rows : 0;
-    const auto shared = static_cast<size_t>(warps * held * kSpanBytes<F, kWide> + activation_bytes +
-                                            16 + partial_bytes + 4 + router_bytes);
+    const int router_bytes = ExpertChoice::Bytes(
+        kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows : params.router.rows);
+    const auto shared =
+        static_cast<size_t>(params.weight_spans * kSpanBytes<F, kWide> + activation_bytes + 16 +
+                            partial_bytes + 4 + router_bytes);
     if (shared > 48 * 1024) {
       Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared)),
@@ -502,11 +574,13 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
   const PackedMatrix& m = linear.matrix;
   Launcher launcher = {};
   launcher.params.linear = linear;
-  // What the next kernel loads first would compete with the weights of a large matrix.
+  // What the next kernel loads first would compete with the weights of a large matrix. Behind gates
+  // of experts, it reads first what was routed.
   constexpr int64_t kSmallQuantized = 4 << 20;
   constexpr int64_t kSmallDense = 8 << 20;
-  launcher.params.triggers_early = m.data_stride * int64_t{sizeof(uint4)} <
-                                   (IsQuantized(m.format) ? kSmallQuantized : kSmallDense);
+  launcher.params.triggers_early = (kExperts == Experts::kNone || kExperts == Experts::kDown) &&
+                                   m.data_stride * int64_t{sizeof(uint4)} <
+                                       (IsQuantized(m.format) ? kSmallQuantized : kSmallDense);
   launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
   launcher.grid_y = 1;
   launcher.multiprocessors = shape.multiprocessors;
@@ -520,10 +594,10 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
     launcher.params.shared_input_stride = experts->shared_input_stride;
     launcher.params.shared_output = experts->shared_output;
     launcher.params.shared_output_stride = experts->shared_output_stride;
+    launcher.params.router = experts->router;
+    launcher.params.router_bias = experts->router_bias;
+    launcher.params.chosen = experts->chosen;
     launcher.grid_y = static_cast<unsigned>(linear.tokens);
-    if (kExperts == Experts::kGateUp) {
-      launcher.grid_y *= static_cast<unsigned>(experts->top_k + (experts->shared.rows > 0 ? 1 : 0));
-    }
   }
   const bool wide = m.scale_format == ScaleFormat::kWide;
   switch (m.format) {
@@ -551,11 +625,33 @@ bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared) {
          (experts.interleaved ? experts.cols == shared.cols : experts.rows == shared.rows);
 }
 
+bool CanRoute(const PackedMatrix& experts, const PackedMatrix& router, int tokens) {
+  const auto span = [&](int quantized, int wide) {
+    return !IsQuantized(experts.format)                 ? 1
+           : experts.scale_format == ScaleFormat::kWide ? wide
+                                                        : quantized;
+  };
+  const int chunks = span(4, 2);
+  const int span_bytes = chunks * LoadsOf(experts.format) * 512 +
+                         (IsQuantized(experts.format) ? span(4 * 64, 2 * 256) : 0);
+  const int spans = RoundedUp(router.chunks, chunks) * router.tiles;
+  return tokens == 1 && experts.format == router.format &&
+         experts.scale_format == router.scale_format && experts.cols == router.cols &&
+         router.cols % 4 == 0 && !router.interleaved && router.tiles <= kMostRouterTiles &&
+         (spans + kMostWarps) * span_bytes <= kMostWeightBytes;
+}
+
 void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Experts kind,
                   const LinearShape& shape, cudaStream_t stream) {
   switch (kind) {
     case Experts::kGateUp:
-      return Dispatch<Experts::kGateUp, LinearEpilogue::kSiluMul>(linear, experts, shape, stream);
+      if (experts->router.rows == 0) {
+        return Dispatch<Experts::kGateUp, LinearEpilogue::kSiluMul>(linear, experts, shape, stream);
+      }
+      [[fallthrough]];
+    case Experts::kRoutedGateUp:
+      return Dispatch<Experts::kRoutedGateUp, LinearEpilogue::kSiluMul>(linear, experts, shape,
+                                                                        stream);
     case Experts::kDown:
       return Dispatch<Experts::kDown, LinearEpilogue::kAdd>(linear, experts, shape, stream);
     case Experts::kNone:
