@@ -4,7 +4,7 @@
 //
 // Phases: (1) each warp starts copying its first spans of weights to shared memory; (2) PdlWait;
 // (3) the block makes its token's row, times the norm's weight, into operands in shared memory (see
-// matvec_phases.cuh), while a warp of its own adds up the squares; barrier; (4) warps multiply
+// matvec_phases.cuh), while warps of their own add up the squares; barrier; (4) warps multiply
 // their spans. Then, in blocks: partial sums to shared memory, barrier, a warp per tile adds them
 // up and applies the norm's factor, bias and epilogue. In streams: each warp goes over whole tiles,
 // a grid apart, and finishes them itself; no further barrier.
@@ -33,6 +33,8 @@ namespace {
 
 constexpr int kMostWarps = 16;
 constexpr int kStreamWarps = 8;
+// That add up the squares of a row to be normalised, of which each has every other part.
+constexpr int kNormWarps = 2;
 constexpr int kStreamBlocksPerMultiprocessor = 3;
 // Spans that a warp has in flight when it cannot hold all of them.
 constexpr int kRingSpans = 3;
@@ -87,13 +89,11 @@ __device__ __forceinline__ int Quotient(int value, int reciprocal) {
 }
 
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
-__global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
-                                  F == WeightFormat::kF16 || F == WeightFormat::kF32 ||
-                                          kExperts == Experts::kRoutedGateUp
-                                      ? 1
-                                  : kWalk == Walk::kStream ? kStreamBlocksPerMultiprocessor
-                                                           : 2)
-    MatvecKernel(const __grid_constant__ MatvecParams params) {
+__global__ void __launch_bounds__(
+    (kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + kNormWarps * 32,
+    F == WeightFormat::kF16 || F == WeightFormat::kF32 || kExperts == Experts::kRoutedGateUp ? 1
+    : kWalk == Walk::kStream ? kStreamBlocksPerMultiprocessor
+                             : 2) MatvecKernel(const __grid_constant__ MatvecParams params) {
   using Span = WeightSpan<F, kWide>;
   constexpr int kChunks = Span::kChunks;
   constexpr int kSpanCols = kChunks * kChunkCols;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const int routed_spans = params.top_k * params.spans;
 
   // Shared memory: weights [warps][held_spans], activations, their scales, 16 zeros, partial sums
-  // [warps][16], the norm's factor, a router's ExpertChoice.
+  // [warps][16], the norm warps' sums of squares, a router's ExpertChoice.
   extern __shared__ uint4 shared[];
   // This block multiplies the router's matrix, all of it, before its own.
   bool is_routing = kRoutes && !is_shared;
@@ -168,8 +168,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride);
   float* largest = reinterpret_cast<float*>(zeros + 16);
   float* partial = largest + (IsQuantized(F) ? spans * kChunks : 0);
-  float* factor = partial + (kStream ? 0 : warps * kTileRows);
-  const ExpertChoice chosen(factor + 1, kRoutes ? params.router.rows : m.rows);
+  float* sums_of_squares = partial + (kStream ? 0 : warps * kTileRows);
+  const ExpertChoice chosen(sums_of_squares + kNormWarps, kRoutes ? params.router.rows : m.rows);
 
   // Where the next span to copy lies.
   const int first_tile = block * params.row_warps + row_warp;
@@ -304,21 +304,27 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       y = next_y;
     }
   } else if (has_norm) {
-#pragma unroll 4
-    for (int col = 4 * lane; col < m.cols; col += 128) {
+    // Many at a time: few warps wait for them.
+#pragma unroll 8
+    for (int col = 4 * (thread - params.preparing_warps * 32); col < m.cols;
+         col += 4 * 32 * kNormWarps) {
       const float4 x = *reinterpret_cast<const float4*>(input + col);
       squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
     }
   }
-  const auto find_factor = [&] {
+  const auto store_squares = [&] {
     if (prepares || !has_norm) return;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);
     }
-    if (lane == 0) *factor = rsqrtf(squares * params.inverse_cols + p.norm_eps);
+    if (lane == 0) sums_of_squares[warp - params.preparing_warps] = squares;
   };
-  if constexpr (kStream || kRoutes) find_factor();
+  const auto norm_factor = [&] {
+    static_assert(kNormWarps == 2);
+    return rsqrtf((sums_of_squares[0] + sums_of_squares[1]) * params.inverse_cols + p.norm_eps);
+  };
+  if constexpr (kStream || kRoutes) store_squares();
   if constexpr (kWalk == Walk::kOnce) {
     // A warp's copies are seen by all its lanes after the barrier.
     CommitCopies();
@@ -351,7 +357,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   int slot = 0;
   if constexpr (kStream) {
     if (!multiplies) return;
-    const float scale = has_norm ? *factor : 1.0f;
+    const float scale = has_norm ? norm_factor() : 1.0f;
 #pragma unroll 1
     for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
 #pragma unroll 1
@@ -389,7 +395,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
           partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = lane % 4 == 0 ? sums[0] : sums[1];
         }
       }
-      if constexpr (!kRoutes) find_factor();
+      if constexpr (!kRoutes) store_squares();
       __syncthreads();
       if (warp < own_row_warps) {
         // Half a warp adds up every other column warp's sums.
@@ -402,7 +408,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
           y += w < own_column_warps ? from[w * kTileRows] : 0.0f;
         }
         y += __shfl_xor_sync(0xffffffffu, y, 16);
-        if (has_norm) y *= *factor;
+        if (has_norm) y *= norm_factor();
         if (is_routing) {
           const int expert = warp * kTileRows + lane;
           if (lane < kTileRows && expert < params.router.rows) {
@@ -553,7 +559,7 @@ struct Launcher {
         kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows : params.router.rows);
     const auto shared =
         static_cast<size_t>(params.weight_spans * kSpanBytes<F, kWide> + activation_bytes + 16 +
-                            partial_bytes + 4 + router_bytes);
+                            partial_bytes + 4 * kNormWarps + router_bytes);
     if (shared > 48 * 1024) {
       Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared)),
@@ -561,9 +567,9 @@ struct Launcher {
     }
     params.preparing_warps = std::max(
         warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
-    const int helper = params.linear.norm_weight != nullptr ? 1 : 0;
+    const int norm_warps = params.linear.norm_weight != nullptr ? kNormWarps : 0;
     Launch("the matrix-vector kernel", kernel, dim3(static_cast<unsigned>(blocks), grid_y),
-           dim3(static_cast<unsigned>((params.preparing_warps + helper) * 32)), shared, stream,
+           dim3(static_cast<unsigned>((params.preparing_warps + norm_warps) * 32)), shared, stream,
            params);
   }
 };
