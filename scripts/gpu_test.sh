@@ -21,6 +21,7 @@ if [ -z "$build" ]; then
   build=$repository/build/cuda
   [ -d "$build" ] || build=$repository/build/gpu-portable
 fi
+export ADDER_DEMO_MODEL=${ADDER_DEMO_MODEL:-$repository/models/demo}
 export ADDER_SHARED=${ADDER_SHARED:-$repository/../shared}
 program() { find "$build" -name "$1" -type f -perm -u+x -print -quit; }
 adder=$(program adder)
@@ -33,7 +34,7 @@ trap 'rm -rf "$work"' EXIT
 failed=0
 
 for name in cuda_test op_difference_test state_invariants_test conformance_test device_decode_test \
-            wide_slices_test; do
+            wide_slices_test demo_parity_test; do
   test=$(program "$name")
   if [ -z "$test" ]; then
     echo "error: $name is missing under $build" >&2
@@ -42,9 +43,9 @@ for name in cuda_test op_difference_test state_invariants_test conformance_test 
   fi
   echo "==> $name"
   filter='*cuda*'
-  [ "$name" = cuda_test ] && filter='*'
+  [ "$name" = cuda_test ] || [ "$name" = demo_parity_test ] && filter='*'
   "$test" --gtest_filter="$filter" --gtest_brief=1 >"$work/$name.log" 2>&1 || failed=1
-  grep -E 'max error|FAILED|PASSED|Failure' "$work/$name.log"
+  grep -E 'max error|demo cuda|FAILED|PASSED|Failure' "$work/$name.log"
 done
 
 if [ "$sanitizer" = 1 ]; then
@@ -132,12 +133,31 @@ json.dump(config, open(sys.argv[2], "w"))
 "$adder" synthesize --geometry "$work/granite.json" --output "$work/granite" --bits 4 >/dev/null || failed=1
 audit "granite (2048 wide, 16 layers)" "$work/granite"
 
+# From the page cache to the first token, everything included: a checkpoint of 1 GB.
+echo "==> load"
+loads=()
+"$adder" synthesize --geometry "$ADDER_SHARED/geometries/llama-3.2-1b.json" \
+  --output "$work/llama-6-bit" --bits 6 >/dev/null || failed=1
+for round in first second; do
+  loads+=("$(python3 -c '
+import json, subprocess, sys, time
+begin = time.monotonic()
+out = subprocess.run([sys.argv[1], "generate", "-m", sys.argv[2], "--device", "cuda", "--tokens",
+                      "1,2,3", "--max-tokens", "1", "--ignore-eos", "--json"],
+                     check=True, capture_output=True, text=True).stdout
+print("%-34s %9.2f %9.2f" % ("llama-3.2-1b, 6-bit, " + sys.argv[3],
+                             json.loads(out)["timings"]["load_seconds"], time.monotonic() - begin))
+' "$adder" "$work/llama-6-bit" "$round")") || failed=1
+done
+
 echo "==> bench conv"
 "$adder" bench conv >"$work/conv.log" 2>&1 || failed=1
 cat "$work/conv.log"
 
 printf '\n%-34s %9s %9s %7s %8s  %s\n' family launches per-layer syncs busy rules
 printf '%s\n' "${audits[@]}"
+printf '\n%-34s %9s %9s\n' 'load, s' load process
+printf '%s\n' "${loads[@]}"
 printf '\n%-22s %5s %6s %12s %11s %9s %9s %9s %9s\n' model batch prompt prefill/s decode/s p50-us p99-us launches bandwidth
 printf '%s\n' "${table[@]}"
 exit "$failed"

@@ -25,7 +25,7 @@ std::ostream& operator<<(std::ostream& out, const TestModel& model);
 
 // Cases of the kit whose family is implemented, in order of name; nothing without the kit.
 const std::vector<TestModel>& KitModels();
-// The demo model, when the repository has it.
+// The demo model, when it is there: $ADDER_DEMO_MODEL, or models/demo of the repository.
 const std::vector<TestModel>& DemoModels();
 // Kit and synthetic models: small enough for many runs of the interpreter.
 std::vector<TestModel> TinyModels();

@@ -201,7 +201,7 @@ class LinearKernels : public testing::TestWithParam<Format> {
   // Of the default mode: for more tokens than one, activations, weights and the norm's weights are
   // rounded to bf16, and gated outputs are products of two such sums.
   static double Tolerance(int tokens, bool gated, bool f32) {
-    return f32 ? 1e-5 : tokens == 1 ? 2e-4 : gated ? 3e-2 : 1.5e-2;
+    return f32 ? 1e-5 : tokens == 1 ? 2e-4 : gated ? 6e-2 : 1.5e-2;
   }
 
   // What a router writes for one token: weights and numbers of the chosen.

@@ -557,9 +557,16 @@ struct Launcher {
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
     const int router_bytes = ExpertChoice::Bytes(
         kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows : params.router.rows);
-    const auto shared =
+    auto shared =
         static_cast<size_t>(params.weight_spans * kSpanBytes<F, kWide> + activation_bytes + 16 +
                             partial_bytes + 4 * kNormWarps + router_bytes);
+    // Of matrices that add to the residual, no two blocks share a multiprocessor: the device puts
+    // them together where the blocks of the kernel before leave room, and half of the
+    // multiprocessors would do all of the work.
+    if (kEpilogue == LinearEpilogue::kAdd && kWalk == Walk::kOnce && params.triggers_early &&
+        blocks * static_cast<int>(grid_y) <= multiprocessors) {
+      shared = std::max(shared, static_cast<size_t>(DeviceSharedBytes() / 2 + 2048));
+    }
     if (shared > 48 * 1024) {
       Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared)),
