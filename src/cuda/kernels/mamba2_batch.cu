@@ -1,17 +1,17 @@
 // Mamba-2 step of many sequences, where bytes count and not latency.
 //
-// Ownership. The heads of a sequence's group, in parts (see mamba2_step.cuh), are shared out in
-// pieces of consecutive parts; a block owns a piece, about as many as fit on the device at once
-// have one each, and every thread the same elements of each part. B and C are convolved once per
-// block.
+// Ownership. The heads of a sequence's group are shared out in pieces; a block owns a piece and
+// goes over its heads, part by part (see mamba2_step.cuh), every thread with the same elements of
+// each part. B and C are convolved once per block.
 //
-// Phases: (1) each thread starts copying its elements of the first kStages parts to a ring in
-// shared memory, into which it alone looks, and loads what earlier steps wrote of windows; (2)
-// PdlWait; (3) each warp convolves its own rows of B and C; then, in turns of as many parts as the
-// block has warps: (4) a warp makes x and dt of one of them, a channel per lane; barrier; (5) part
-// by part, all warps update the state, write it back, ask for that of a part kStages ahead, and
-// leave their sums of C . state; barrier; (6) a warp adds up those of its part, applies D and the
-// gate. What (4) needs is loaded one turn ahead.
+// Phases: (1) each thread starts copying its elements of the first kStages heads to a ring in
+// shared memory, into which it alone looks (whole heads, which are contiguous: devices do not like
+// to fetch half of each row), and loads what earlier steps wrote of windows; (2) PdlWait; (3) each
+// warp convolves its own rows of B and C; then, in turns of as many parts as the block has warps:
+// (4) a warp makes x and dt of one of them, a channel per lane; barrier; (5) part by part, all
+// warps update the state, write it back, and leave their sums of C . state; behind a head's last
+// part they ask for the head kStages ahead; barrier; (6) a warp adds up the sums of its part,
+// applies D and the gate. What (4) needs is loaded one turn ahead.
 // Preconditions: as mamba2.cu, and head_dim is a multiple of four.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -38,9 +38,10 @@ struct alignas(16) OfWarp {
   StepSize step;
 };
 
-size_t SharedBytes(int warps) {
+size_t SharedBytes(int warps, int parts_of_head) {
   const auto count = static_cast<size_t>(warps);
-  return count * 32 * kRows * sizeof(float4) * kStages + count * sizeof(OfWarp) +
+  const auto ring_parts = static_cast<size_t>(kStages * parts_of_head);
+  return ring_parts * count * 32 * kRows * sizeof(float4) + count * sizeof(OfWarp) +
          count * count * kPart * sizeof(float);
 }
 
@@ -61,14 +62,15 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   extern __shared__ float4 shared_memory[];
   const int threads = static_cast<int>(blockDim.x);
   const int warps = threads / 32;
-  OfWarp* of_warps = reinterpret_cast<OfWarp*>(shared_memory + kStages * kRows * threads);
-  float* partial = reinterpret_cast<float*>(of_warps + warps);  // [part of the turn][warp][channel]
   const int parts_of_head = (p.head_dim + kPart - 1) / kPart;
+  const int ring_parts = kStages * parts_of_head;
+  OfWarp* of_warps = reinterpret_cast<OfWarp*>(shared_memory + ring_parts * kRows * threads);
+  float* partial = reinterpret_cast<float*>(of_warps + warps);  // [part of the turn][warp][channel]
   const int heads_of_group = p.heads / p.groups;
-  const int parts = heads_of_group * parts_of_head;
   const int piece = static_cast<int>(blockIdx.x);
-  const int begin = piece * parts / pieces;
-  const int end = (piece + 1) * parts / pieces;
+  // Parts, counted within the group.
+  const int begin = piece * heads_of_group / pieces * parts_of_head;
+  const int end = (piece + 1) * heads_of_group / pieces * parts_of_head;
   const auto place_of = [&](int part) {
     const int head = part / parts_of_head;
     return FindPlace(p, static_cast<int>(blockIdx.y) * heads_of_group + head,
@@ -81,24 +83,25 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   float* ring = run.recurrent + p.conv_offset;
 
   const Place first = place_of(begin);
-  float4* const own_state = shared_memory + threadIdx.x;  // [stage][row][thread]
+  float4* const own_state = shared_memory + threadIdx.x;  // [part of the ring][row][thread]
   const long long beyond_head =
       static_cast<long long>(p.d_state) * p.head_dim - parts_of_head * kPart;
   const int rows = min(kRows, p.d_state - first.first_row);
   const int lane_channel = first.lane % 8 * 4;
-  StateCursor store = {StateOf(p, first, run.recurrent), first.part / kPart};
+  StateCursor store = {StateOf(p, first, run.recurrent), 0};
   StateCursor copy = store;
   int to_copy = end - begin;
-  // Rows that do not exist become zeros.
-  const auto copy_next = [&](int stage) {
-    if (--to_copy >= 0) {
+  // A head's parts to the ring, from `slot` on. Rows that do not exist become zeros.
+  const auto copy_head = [&](int slot) {
+#pragma unroll 1
+    for (int i = 0; i < parts_of_head && to_copy > 0; ++i, --to_copy) {
       const float* from = copy.at;
       const bool has_channels = copy.part * kPart + lane_channel < p.head_dim;
       auto to =
-          static_cast<unsigned>(__cvta_generic_to_shared(own_state + stage * kRows * threads));
+          static_cast<unsigned>(__cvta_generic_to_shared(own_state + (slot + i) * kRows * threads));
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        CopyAsync(to, from, has_channels && i < rows);
+      for (int r = 0; r < kRows; ++r) {
+        CopyAsync(to, from, has_channels && r < rows);
         from += p.head_dim;
         to += static_cast<unsigned>(threads) * sizeof(float4);
       }
@@ -107,7 +110,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     CopyCommit();
   };
 #pragma unroll 1
-  for (int i = 0; i < kStages; ++i) copy_next(i);
+  for (int i = 0; i < kStages; ++i) copy_head(i * parts_of_head);
 
   GroupValues<kTaps> group;
   group.Load(p, ring, d_conv, channels, first, run.position);
@@ -130,7 +133,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   group.Apply(d_conv, mine.b + first.lane, mine.c + first.lane);
   if (d_conv > 1 && piece == 0) group.StoreInputs(newest);
   const int of_rows = first.lane / 8 * kRows;
-  int stage = 0;
+  int slot = 0;
 #pragma unroll 1
   for (int turn = begin; turn < end; turn += warps) {
     const int count = min(warps, end - turn);
@@ -151,15 +154,18 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     next_head.LoadInputs(projected, inner, channels, next);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      CopyWait<kStages - 1>();
+      if (store.part == 0) CopyWait<kStages - 1>();
       float4 state[kRows];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) state[r] = own_state[(stage * kRows + r) * threads];
+      for (int r = 0; r < kRows; ++r) state[r] = own_state[(slot * kRows + r) * threads];
       partial[(i * warps + first.warp) * kPart + SumChannel(first.lane)] =
           StateStep(state, mine.b + of_rows, mine.c + of_rows, first.lane, of_warps[i].step,
                     reinterpret_cast<const float4*>(of_warps[i].x)[first.lane % 8]);
-      copy_next(stage);
-      if (++stage == kStages) stage = 0;
+      ++slot;
+      if (store.part + 1 == parts_of_head) {
+        copy_head(slot - parts_of_head);
+        if (slot == ring_parts) slot = 0;
+      }
       if (store.part * kPart + lane_channel < p.head_dim) {
         float* to = store.at;
 #pragma unroll
@@ -184,25 +190,25 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 }
 
 int WarpsOf(const Mamba2Params& p) { return (p.d_state + kWarpRows - 1) / kWarpRows; }
+int PartsOfHead(const Mamba2Params& p) { return (p.head_dim + kPart - 1) / kPart; }
 
 }  // namespace
 
 bool CanStepAsBatch(const Mamba2Params& params) {
-  return params.head_dim % 4 == 0 &&
-         SharedBytes(WarpsOf(params)) <= static_cast<size_t>(DeviceSharedBytes());
+  return params.head_dim % 4 == 0 && SharedBytes(WarpsOf(params), PartsOfHead(params)) <=
+                                         static_cast<size_t>(DeviceSharedBytes());
 }
 
 void LaunchMamba2BatchStep(const Mamba2Params& params, cudaStream_t stream) {
   const auto kernel =
       params.d_conv != 4 ? Mamba2BatchStepKernel<kMaxTaps> : Mamba2BatchStepKernel<4>;
   const int warps = WarpsOf(params);
-  const size_t shared = SharedBytes(warps);
+  const size_t shared = SharedBytes(warps, PartsOfHead(params));
   AllowSharedMemory(kernel, shared);
-  const int parts = params.heads / params.groups * ((params.head_dim + kPart - 1) / kPart);
-  const int at_once = params.multiprocessors * kBlocksPerMultiprocessor;
-  const int pieces = params.pieces != 0
-                         ? params.pieces
-                         : std::clamp(at_once / (params.run_count * params.groups), 1, parts);
+  const int blocks = params.multiprocessors * kBlocksPerMultiprocessor;
+  const int pieces = params.pieces != 0 ? params.pieces
+                                        : std::clamp(blocks / (params.run_count * params.groups), 1,
+                                                     params.heads / params.groups);
   Launch("the Mamba-2 batch step kernel", kernel,
          dim3(static_cast<unsigned>(pieces), static_cast<unsigned>(params.groups),
               static_cast<unsigned>(params.run_count)),
