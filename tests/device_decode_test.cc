@@ -23,10 +23,9 @@ struct Row {
 class DeviceDecode : public testing::TestWithParam<ModelAndBackend> {
  protected:
   void SetUp() override {
-    const auto& [model, backend] = GetParam();
-    Program program = LoadProgram(model);
-    if (const std::string part = RefusedPart(backend, program); !part.empty()) GTEST_SKIP() << part;
-    executor_ = MakeExecutor(backend, std::move(program));
+    Program program = LoadProgram(std::get<0>(GetParam()));
+    ADDER_SKIP_UNSUPPORTED(std::get<1>(GetParam()), program);
+    executor_ = MakeExecutor(std::get<1>(GetParam()), std::move(program));
   }
 
   // Rows with every kind of sampling whose choices are exact.

@@ -27,10 +27,10 @@ class OpDifference : public testing::TestWithParam<ModelAndBackend> {
  protected:
   void SetUp() override {
     const auto& [model, backend] = GetParam();
-    reference_ = MakeExecutor(Backend::kReference, LoadProgram(model));
-    Program program = LoadProgram(model);
-    if (const std::string part = RefusedPart(backend, program); !part.empty()) GTEST_SKIP() << part;
-    ours_ = MakeExecutor(backend, std::move(program));
+    const Program program = LoadProgram(model);
+    ADDER_SKIP_UNSUPPORTED(backend, program);
+    reference_ = MakeExecutor(Backend::kReference, program);
+    ours_ = MakeExecutor(backend, program);
   }
 
   // Two sequences at different positions.

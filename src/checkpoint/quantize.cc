@@ -47,6 +47,12 @@ void ParallelRows(int64_t count, const Fn& fn) {
   for (std::thread& worker : workers) worker.join();
 }
 
+// What a plan computes, as text.
+std::string Computation(const Plan& plan) {
+  const std::string text = PlanString(plan);
+  return text.substr(0, text.find("\n  ignored: "));
+}
+
 // The segment and row inside it that hold row `row` of a matrix.
 std::pair<const MatrixSegment*, int64_t> SegmentOf(const WeightMatrix& matrix, int64_t row) {
   for (const MatrixSegment& segment : matrix.segments) {
@@ -143,10 +149,17 @@ class Quantizer {
            "/config.json means different sizes in the Hugging Face and in the MLX layout of a ",
            source_.family, " model, so the checkpoint cannot be converted.");
     }
+    if (Computation(source_) != Computation(target_)) {
+      Fail(options_.model.string(), ": MLX files of ", source_.family,
+           " models hold multipliers of config.json inside their weights; converting such a "
+           "checkpoint is not implemented.");
+    }
   }
 
   bool Quantizable(const PlannedModule& module) const {
-    return module.cols % options_.group_size == 0;
+    const MatrixId matrix = module.parts.front().matrix;
+    return module.cols % options_.group_size == 0 &&
+           !target_.matrices[static_cast<size_t>(matrix)].always_float;
   }
 
   int BitsOf(const PlannedModule& module) const {

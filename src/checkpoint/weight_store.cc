@@ -120,7 +120,8 @@ std::vector<const TensorView*> WeightStore::Tensors() const {
 }
 
 TensorNames WeightStore::names() const {
-  return TensorNames([this](const std::string& name) { return Find(name) != nullptr; });
+  return TensorNames([this](const std::string& name) { return Find(name) != nullptr; },
+                     [this](const std::string& name) { return Find(name)->shape; });
 }
 
 int64_t WeightStore::bytes() const {

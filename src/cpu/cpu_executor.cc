@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <unordered_map>
 
 #include "core/error.h"
 #include "core/thread_pool.h"
@@ -52,6 +53,14 @@ class CpuExecutor : public HostExecutor {
         matmul_scratch_(static_cast<size_t>(pool_.threads())),
         attention_scratch_(static_cast<size_t>(pool_.threads())) {
     for (const Op& op : program_.ops) {
+      if (const auto* linear = std::get_if<LinearOp>(&op.body)) ExpandRowScales(linear->linear);
+      if (const auto* router = std::get_if<RouterOp>(&op.body)) ExpandRowScales(router->router);
+      if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+        ExpandRowScales(scan->mixer.dt_proj);
+      }
+      if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
+        ExpandRowScales(scan->mixer.selection->dt_proj);
+      }
       const auto* attention = std::get_if<AttentionOp>(&op.body);
       if (attention != nullptr && attention->mixer.rope) FindRope(*attention->mixer.rope);
     }
@@ -157,6 +166,22 @@ class CpuExecutor : public HostExecutor {
     return norm ? InputNorm{Vector(norm->weight), norm->groups, norm->eps} : InputNorm{};
   }
 
+  // One factor per row, as the kernels read them.
+  void ExpandRowScales(const Linear& linear) {
+    if (linear.row_scales.empty()) return;
+    std::vector<float>& factors = row_scales_[&linear];
+    for (const RowScale& scale : linear.row_scales) {
+      factors.insert(factors.end(), static_cast<size_t>(scale.rows), scale.factor);
+    }
+  }
+
+  void SetBiasAndScales(const Linear& linear, MatmulOutput& output) const {
+    output.bias = Vector(linear.bias);
+    output.input_scale = linear.input_scale;
+    const auto factors = row_scales_.find(&linear);
+    if (factors != row_scales_.end()) output.row_scales = factors->second.data();
+  }
+
   // ---- ops
 
   void Run(const EmbedOp& op) {
@@ -180,7 +205,7 @@ class CpuExecutor : public HostExecutor {
     MatmulJob job;
     job.matrix = &matrix;
     job.input = &input_;
-    job.output.bias = Vector(op.linear.bias);
+    SetBiasAndScales(op.linear, job.output);
     job.output.stride = matrix.rows;
     job.output.scale = op.scale;
     job.output.add = op.epilogue == Epilogue::kAdd;
@@ -264,6 +289,7 @@ class CpuExecutor : public HostExecutor {
       }
     });
     ScanHeads(weights);
+    if (m.norm_before_gate) NormThenGate(op);
   }
 
   // The recurrence of mamba2_runs_.
@@ -276,6 +302,18 @@ class CpuExecutor : public HostExecutor {
             Mamba2Scan(weights, mamba2_runs_[static_cast<size_t>(i / heads)], head, head + 1);
           }
         });
+  }
+
+  void NormThenGate(const Mamba2Op& op) {
+    const InputNorm norm = Norm(op.mixer.gated_norm);
+    const int64_t width = op.mixer.inner();
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        float* y = Values(op.output) + t * width;
+        RmsNormRow(y, norm.weight, width, norm.groups, norm.eps, y);
+        ActivateRow(Activation::kSilu, Values(op.input) + t * Width(op.input), y, width, y);
+      }
+    });
   }
 
   Mamba2Weights WeightsOf(const Mamba2& m) const {
@@ -411,7 +449,7 @@ class CpuExecutor : public HostExecutor {
     job.input = &input_;
     job.output.data = dt_.Get(static_cast<size_t>(rows() * matrix.rows));
     job.output.stride = matrix.rows;
-    job.output.bias = Vector(linear.bias);
+    SetBiasAndScales(linear, job.output);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
     return job.output.data;
   }
@@ -540,7 +578,7 @@ class CpuExecutor : public HostExecutor {
     // Behind the scores, room for one row of choice scores.
     job.output.data = router_scores_.Get(static_cast<size_t>((rows() + 1) * op.experts));
     job.output.stride = op.experts;
-    job.output.bias = Vector(op.router.bias);
+    SetBiasAndScales(op.router, job.output);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
     float* out = Values(op.output);
     for (int64_t t = 0; t < rows(); ++t) {
@@ -597,6 +635,7 @@ class CpuExecutor : public HostExecutor {
   const bool quantize_;
   ThreadPool pool_;
   const LoadedWeights weights_;
+  std::unordered_map<const Linear*, std::vector<float>> row_scales_;  // keys lie in program_
 
   // The slice being run.
   std::vector<Span> spans_;

@@ -126,8 +126,7 @@ TEST_P(CpuExecutorOnEveryTarget, F32EqualsTheReferenceToRounding) {
   }
 }
 
-TEST_P(CpuExecutorOnEveryTarget, EveryOpEqualsTheReference) {
-  const Program program = Lowered(HybridPlan(true, "rope"), kMixed);
+void ExpectEveryOpEqualsTheReference(const Program& program) {
   const auto reference = MakeInterpreter(program);
   const auto cpu = MakeCpu(program, 2, Compute::kF32);
   const std::vector<int32_t> tokens = SomeTokens(9);
@@ -140,6 +139,46 @@ TEST_P(CpuExecutorOnEveryTarget, EveryOpEqualsTheReference) {
     reference->FreeSequence(a);
     cpu->FreeSequence(b);
   }
+}
+
+TEST_P(CpuExecutorOnEveryTarget, EveryOpEqualsTheReference) {
+  ExpectEveryOpEqualsTheReference(Lowered(HybridPlan(true, "rope"), kMixed));
+}
+
+// Options that no family of these tests has by itself, each of them in one plan.
+Plan PlanOfOptions() {
+  Plan plan = HybridPlan(true, "rope");
+  for (Block& block : plan.blocks) {
+    for (Mixer& mixer : block.mixers) {
+      if (auto* mlp = std::get_if<DenseMlp>(&mixer)) {
+        mlp->activation = Activation::kGelu;
+        mlp->output_gate.weight = plan.AddMatrix("output_gate", "output_gate", 1, plan.hidden);
+        mlp->gate_up.input_scale = 0.7f;
+        mlp->gate_up.row_scales = {{50, 1.3f}, {94, 0.6f}};
+      } else if (auto* moe = std::get_if<MoeMlp>(&mixer)) {
+        moe->activation = Activation::kGeluTanh;
+        moe->routing.scores = RouterScores::kSigmoid;
+        moe->routing.choice_bias = plan.AddVector("bias", "bias", moe->experts);
+        moe->routing.normalize_eps = 0.1f;
+        moe->routing.scale = 1.7f;
+      } else if (auto* attention = std::get_if<Attention>(&mixer)) {
+        // One weight for every head, and one for all heads.
+        attention->q_norm = RmsNorm{plan.AddVector("q", "q", attention->head_dim), 1e-4f, 1};
+        attention->k_norm =
+            RmsNorm{plan.AddVector("k", "k", attention->kv_heads * attention->head_dim), 1e-4f, 1};
+        attention->qk_norm_after_rope = true;
+      } else if (auto* mamba = std::get_if<Mamba2>(&mixer)) {
+        mamba->norm_before_gate = true;
+        mamba->gated_norm->groups = 2;
+      }
+    }
+  }
+  ValidatePlan(plan);
+  return plan;
+}
+
+TEST_P(CpuExecutorOnEveryTarget, EveryOptionEqualsTheReference) {
+  ExpectEveryOpEqualsTheReference(Lowered(PlanOfOptions(), kMixed));
 }
 
 // The property the whole backend is built around: bitwise the same for any chunking, any number of

@@ -15,6 +15,7 @@ constexpr int64_t kMinRangeBytes = 16 << 10;
 MatmulOutput FromRow(MatmulOutput output, int64_t row) {
   output.data += row;
   if (output.bias != nullptr) output.bias += row;
+  if (output.row_scales != nullptr) output.row_scales += row;
   return output;
 }
 

@@ -167,7 +167,9 @@ void ScanTokens(const Mamba2Weights& weights, const Mamba2Run& run, int64_t head
     float* out = run.output + (token + t) * run.output_stride + channel;
     for (int v = 0; v < kVectors; ++v) {
       const VF y = hn::MulAdd(skip, LoadChannels(x + v * kStep, count), strip.y[t][v]);
-      StoreChannels(hn::Mul(y, Silu(LoadChannels(z + v * kStep, count))), out + v * kStep, count);
+      const VF gated =
+          m.norm_before_gate ? y : hn::Mul(y, Silu(LoadChannels(z + v * kStep, count)));
+      StoreChannels(gated, out + v * kStep, count);
     }
   }
 }

@@ -42,9 +42,10 @@ void Mamba2Conv(const Mamba2Weights& weights, const Mamba2Run& run, int64_t chan
 void Mamba2Steps(const Mamba2Weights& weights, const Mamba2Run& run, int64_t token_begin,
                  int64_t token_end);
 
-// State update, C contraction, D skip and gate of heads [head_begin, head_end), all tokens. Needs
-// the results of both functions above. Each state element takes the same operations in the same
-// order whether tokens come one at a time or many, so runs may be cut anywhere.
+// State update, C contraction, D skip and gate (not with norm_before_gate) of heads [head_begin,
+// head_end), all tokens. Needs the results of both functions above. Each state element takes the
+// same operations in the same order whether tokens come one at a time or many, so runs may be cut
+// anywhere.
 void Mamba2Scan(const Mamba2Weights& weights, const Mamba2Run& run, int64_t head_begin,
                 int64_t head_end);
 

@@ -15,14 +15,16 @@
 
 namespace adder {
 
-// Where the results of a matrix go: token t, row r at data[t * stride + r], as scale * (y + bias),
-// added to what is there when `add`.
+// Where the results of a matrix go: token t, row r at data[t * stride + r], as
+// scale * row_scales[r] * (input_scale * y + bias), added to what is there when `add`.
 struct MatmulOutput {
   float* data = nullptr;
   int64_t stride = 0;
   const float* bias = nullptr;  // one per row, or none
   float scale = 1;
   bool add = false;
+  float input_scale = 1;
+  const float* row_scales = nullptr;  // one per row, or none
 };
 
 // Activations quantised per group of columns: x = scale * q, q in [-127, 127]. Tokens lie in tiles

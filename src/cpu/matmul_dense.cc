@@ -58,7 +58,9 @@ void MultiplyTile(const std::byte* w, int64_t row_bytes, const float* x, int64_t
   for (int r = 0; r < kRows; ++r) {
     for (int t = 0; t < kTokens; ++t) {
       float y = SumLanes(sums[r][t]);
+      y *= output.input_scale;
       if (output.bias != nullptr) y += output.bias[row + r];
+      if (output.row_scales != nullptr) y *= output.row_scales[row + r];
       y *= output.scale;
       float& to = output.data[(token + t) * output.stride + row + r];
       to = output.add ? to + y : y;

@@ -292,9 +292,14 @@ HWY_INLINE void StoreRows(VF sums, const MatmulOutput& output, int64_t token, in
   float* to = output.data + token * output.stride + row;
   const auto count = static_cast<size_t>(rows - row);
   const bool whole = count >= kLanes;
+  sums = hn::Mul(sums, hn::Set(df, output.input_scale));
   if (output.bias != nullptr) {
     const float* bias = output.bias + row;
     sums = hn::Add(sums, whole ? hn::LoadU(df, bias) : LoadFirst(bias, count));
+  }
+  if (output.row_scales != nullptr) {
+    const float* scales = output.row_scales + row;
+    sums = hn::Mul(sums, whole ? hn::LoadU(df, scales) : LoadFirst(scales, count));
   }
   sums = hn::Mul(sums, hn::Set(df, output.scale));
   if (output.add) sums = hn::Add(whole ? hn::LoadU(df, to) : LoadFirst(to, count), sums);

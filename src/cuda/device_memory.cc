@@ -109,4 +109,11 @@ Graph Graph::End(const Stream& stream) {
   return graph;
 }
 
+void Upload(void* to, const void* from, size_t bytes, const Stream& stream) {
+  if (bytes == 0) return;
+  ++Calls().copies;
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream.get()),
+        "copying a batch's table");
+}
+
 }  // namespace adder::cuda

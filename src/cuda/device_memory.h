@@ -130,4 +130,8 @@ class Graph {
   int64_t nodes_ = 0;
 };
 
+// Puts a copy of a few bytes to the device on the stream. Small enough that the driver takes the
+// bytes at once: the host may change them afterwards.
+void Upload(void* to, const void* from, size_t bytes, const Stream& stream);
+
 }  // namespace adder::cuda

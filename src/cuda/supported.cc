@@ -9,6 +9,7 @@ namespace {
 struct Unsupported {
   std::string operator()(const LinearOp& op) const {
     if (op.epilogue == Epilogue::kActivate) return "an MLP without a gate";
+    if (op.linear.scaled()) return "a projection with scaled rows";
     if (op.row_gate != kNoId) return "an MLP with an output gate";
     if (op.epilogue == Epilogue::kGated) return OfActivation(op.activation);
     return {};
@@ -18,7 +19,9 @@ struct Unsupported {
     return {};
   }
   std::string operator()(const RouterOp& op) const {
-    return op.routing.plain() ? "" : "a router other than softmax over the largest logits";
+    return op.routing.plain() && !op.router.scaled()
+               ? ""
+               : "a router other than softmax over the largest logits";
   }
   std::string operator()(const ExpertGateUpOp& op) const {
     return op.gated ? OfActivation(op.activation) : "experts without a gate";
@@ -28,7 +31,9 @@ struct Unsupported {
   std::string operator()(const CausalConvOp&) const { return "a short convolution"; }
   std::string operator()(const Mamba1ScanOp&) const { return "the Mamba-1 mixer"; }
   std::string operator()(const EmbedOp&) const { return {}; }
-  std::string operator()(const Mamba2Op&) const { return {}; }
+  std::string operator()(const Mamba2Op& op) const {
+    return op.mixer.norm_before_gate ? "Mamba-2 with its norm before the gate" : "";
+  }
   std::string operator()(const ExpertDownOp&) const { return {}; }
 
   static std::string OfActivation(Activation activation) {

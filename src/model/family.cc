@@ -10,7 +10,11 @@ namespace {
 
 const Family* FindByModelType(std::string_view model_type) {
   for (const Family* family : AllFamilies()) {
-    if (family->model_type == model_type) return family;
+    const auto& aliases = family->aliases;
+    if (family->model_type == model_type ||
+        std::find(aliases.begin(), aliases.end(), model_type) != aliases.end()) {
+      return family;
+    }
   }
   return nullptr;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "core/shape.h"
 #include "model/plan.h"
 
 namespace adder {
@@ -15,7 +16,10 @@ namespace adder {
 class TensorNames {
  public:
   // Of a checkpoint on disk: `has` answers whether a full tensor name exists.
-  explicit TensorNames(std::function<bool(const std::string&)> has) : has_(std::move(has)) {}
+  // `shape` gives the shape of one that does.
+  explicit TensorNames(std::function<bool(const std::string&)> has,
+                       std::function<Shape(const std::string&)> shape = nullptr)
+      : has_(std::move(has)), shape_(std::move(shape)) {}
   // Of a checkpoint yet to be written, in MLX or Hugging Face naming.
   static TensorNames Planned(bool mlx) {
     TensorNames names(nullptr);
@@ -30,9 +34,18 @@ class TensorNames {
   }
   // Whether an optional tensor exists. Planned checkpoints have no optional tensors.
   bool HasOptional(const std::string& name) const { return has_ && has_(name); }
+  // For families whose layouts have the same names: whether the convolution weight `name` is MLX's
+  // [channels, taps, 1] and not Hugging Face's [channels, 1, taps].
+  bool HasMlxConvolution(const std::string& name) const {
+    if (!has_) return planned_mlx_;
+    if (!shape_ || !has_(name)) return false;
+    const Shape shape = shape_(name);
+    return shape.size() == 3 && shape[1] != 1 && shape[2] == 1;
+  }
 
  private:
   std::function<bool(const std::string&)> has_;
+  std::function<Shape(const std::string&)> shape_;
   bool planned_mlx_ = false;
 };
 
@@ -45,6 +58,8 @@ struct Family {
   // Builds the plan. Throws Error naming the config field when a value is missing, absurd or not
   // implemented. The result has passed ValidatePlan.
   Plan (*build)(const JsonObject& config, const TensorNames& names);
+  // Other names of model_type in files of this family.
+  std::vector<std::string_view> aliases = {};
 };
 
 // All families, sorted by model_type. Generated from the files in families/.

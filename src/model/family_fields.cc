@@ -96,6 +96,17 @@ Activation ReadActivation(const JsonObject& config, FieldNames keys) {
   return Activation::kSilu;
 }
 
+Activation ReadAnyActivation(const JsonObject& config, FieldNames keys,
+                             std::string_view default_name) {
+  const std::string name = config.String(keys, std::string(default_name));
+  if (name == "silu" || name == "swish") return Activation::kSilu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_pytorch_tanh" || name == "gelu_new") return Activation::kGeluTanh;
+  if (name == "relu2") return Activation::kRelu2;
+  Fail(config.where(), ": the field ", Joined(keys), " is \"", name,
+       "\"; \"silu\", \"gelu\", \"gelu_pytorch_tanh\" and \"relu2\" are implemented.");
+}
+
 std::pair<float, float> ReadTimeStepLimit(const JsonObject& config, FieldNames keys) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   if (config.Find(keys) == nullptr) return {0.0f, kInfinity};
@@ -136,7 +147,7 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
 }
 
 Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor,
-              double default_theta) {
+              double default_theta, bool knows_alpha) {
   // Newer files put everything into rope_parameters, older ones split it.
   const std::optional<JsonObject> nested = config.Object({"rope_parameters", "rope_scaling"});
   const JsonObject& parameters = nested ? *nested : config;
@@ -173,6 +184,10 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial
       Fail(parameters.where(), ": the field high_freq_factor (", high_freq_factor,
            ") should be larger than low_freq_factor (", low_freq_factor, ").");
     }
+  } else if (rope.scaling == "dynamic" && knows_alpha && parameters.Has("alpha")) {
+    const auto dim = static_cast<double>(rope.rotary_dim);
+    rope.theta *= std::pow(ReadPositive(parameters, {"alpha"}), dim / (dim - 2));
+    rope.scaling = "alpha";
   } else if (rope.scaling != "default") {
     Fail(parameters.where(), ": the rope_type \"", rope.scaling,
          "\" is not implemented; \"default\", \"linear\" and \"llama3\" are.");
@@ -301,6 +316,12 @@ Attention AddAttention(Plan& plan, const std::string& prefix, const Attention& s
   return attention;
 }
 
+void AddHeadNorms(Plan& plan, const std::string& prefix, const std::string& q_name,
+                  const std::string& k_name, float eps, Attention& attention) {
+  attention.q_norm = AddNorm(plan, prefix + "." + q_name, attention.head_dim, eps);
+  attention.k_norm = AddNorm(plan, prefix + "." + k_name, attention.head_dim, eps);
+}
+
 DenseMlp AddGateUpMlp(Plan& plan, const std::string& prefix, int64_t intermediate,
                       Activation activation, bool bias) {
   DenseMlp mlp;
@@ -313,6 +334,17 @@ DenseMlp AddGateUpMlp(Plan& plan, const std::string& prefix, int64_t intermediat
   return mlp;
 }
 
+DenseMlp AddUpMlp(Plan& plan, const std::string& prefix, int64_t intermediate,
+                  Activation activation, bool bias) {
+  DenseMlp mlp;
+  mlp.intermediate = intermediate;
+  mlp.activation = activation;
+  mlp.gated = false;
+  mlp.gate_up = AddLinear(plan, prefix + ".up_proj", intermediate, plan.hidden, bias);
+  mlp.down = AddLinear(plan, prefix + ".down_proj", plan.hidden, intermediate, bias);
+  return mlp;
+}
+
 DenseMlp AddFusedMlp(Plan& plan, const std::string& prefix, int64_t intermediate,
                      Activation activation) {
   DenseMlp mlp;
@@ -321,6 +353,45 @@ DenseMlp AddFusedMlp(Plan& plan, const std::string& prefix, int64_t intermediate
   mlp.gate_up = AddLinear(plan, prefix + ".input_linear", 2 * intermediate, plan.hidden, false);
   mlp.down = AddLinear(plan, prefix + ".output_linear", plan.hidden, intermediate, false);
   return mlp;
+}
+
+void AddExperts(Plan& plan, const std::string& label, const ExpertModules& modules, MoeMlp& moe) {
+  const auto parts = static_cast<int64_t>(modules.inputs.size());
+  const int64_t rows = moe.gated ? 2 * moe.intermediate : moe.intermediate;
+  for (int64_t expert = 0; expert < moe.experts; ++expert) {
+    const std::string number = std::to_string(expert);
+    const auto part = [&](const std::string& name, int64_t part_rows) {
+      MatrixPart result;
+      result.rows = part_rows;
+      result.row_count = part_rows;
+      if (modules.stacked) {
+        result.module = modules.prefix + "." + name;
+        result.experts = moe.experts;
+        result.expert = expert;
+      } else {
+        result.module = modules.prefix + "." + number + "." + name;
+      }
+      return result;
+    };
+    const std::string expert_label = label + ".experts." + number;
+    MatrixRef gate_up{expert_label + (moe.gated ? ".gate_up" : ".up"), rows, plan.hidden, {}};
+    for (const std::string& name : modules.inputs) {
+      gate_up.parts.push_back(part(name, rows / parts));
+    }
+    moe.gate_up.push_back(plan.AddMatrix(std::move(gate_up)));
+    moe.down.push_back(plan.AddMatrix(MatrixRef{
+        expert_label + ".down", plan.hidden, moe.intermediate, {part(modules.down, plan.hidden)}}));
+  }
+}
+
+void AddGateUpExperts(Plan& plan, const std::string& prefix, const TensorNames& names,
+                      MoeMlp& moe) {
+  ExpertModules modules;
+  modules.stacked = names.Uses(prefix + ".switch_mlp.gate_proj.weight", true);
+  modules.prefix = prefix + (modules.stacked ? ".switch_mlp" : ".experts");
+  modules.inputs = {"gate_proj", "up_proj"};
+  modules.down = "down_proj";
+  AddExperts(plan, LabelOf(prefix), modules, moe);
 }
 
 Mamba2 AddMamba2(Plan& plan, const std::string& prefix, const Mamba2& sizes,
@@ -347,21 +418,24 @@ Mamba2 AddMamba2(Plan& plan, const std::string& prefix, const Mamba2& sizes,
     mamba.gated_norm = AddNorm(plan, prefix + ".norm", sizes.inner(), options.eps);
     mamba.gated_norm->groups = options.norm_groups;
   }
-  mamba.out_proj =
-      AddLinear(plan, prefix + ".out_proj", plan.hidden, sizes.inner(), options.proj_bias);
+  mamba.out_proj = AddLinear(plan, prefix + ".out_proj", plan.hidden, sizes.inner(),
+                             options.out_proj_bias.value_or(options.proj_bias));
   return mamba;
 }
 
-Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden) {
+Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden,
+                             std::optional<int64_t> default_head_dim) {
   Attention attention;
   attention.heads = ReadSize(config, {"num_attention_heads"});
   attention.kv_heads = ReadSize(config, {"num_key_value_heads"}, attention.heads);
   RequireMultiple(config, "num_attention_heads", attention.heads, "num_key_value_heads",
                   attention.kv_heads);
-  if (!config.Has("head_dim")) {
+  const bool stated = config.Find({"head_dim", "attention_head_dim"}) != nullptr;
+  if (!stated && !default_head_dim) {
     RequireMultiple(config, "hidden_size", hidden, "num_attention_heads", attention.heads);
   }
-  attention.head_dim = config.Int({"head_dim"}, 1, kMaxHeadDim, hidden / attention.heads);
+  attention.head_dim = config.Int({"head_dim", "attention_head_dim"}, 1, kMaxHeadDim,
+                                  default_head_dim.value_or(hidden / attention.heads));
   if (attention.head_dim > kMaxHeadDim) {
     Fail(config.where(), ": hidden_size / num_attention_heads is ", attention.head_dim,
          ", larger than ", kMaxHeadDim, ".");
@@ -369,19 +443,48 @@ Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden) {
   return attention;
 }
 
+HunyuanAttention ReadHunyuanAttention(const JsonObject& config, int64_t hidden) {
+  // Options of the original code, which no published model uses.
+  RequireBool(config, "use_cla", false);
+  RequireBool(config, "use_mla", false);
+  RequireBool(config, "use_rotary_pos_emb", true);
+  RequireBool(config, "position_embedding_xdrope", false);
+  RequireBool(config, "mlp_bias", false);
+  HunyuanAttention hunyuan;
+  hunyuan.sizes = ReadAttentionSizes(config, hidden);
+  hunyuan.sizes.scale = 1.0f / std::sqrt(static_cast<float>(hunyuan.sizes.head_dim));
+  hunyuan.sizes.rope = ReadRope(config, hunyuan.sizes.head_dim, 1.0, 10000.0, /*knows_alpha=*/true);
+  hunyuan.bias = config.Bool({"attention_bias"}, false);
+  hunyuan.head_norms = config.Bool({"use_qk_norm"}, true);
+  return hunyuan;
+}
+
+Attention AddHunyuanAttention(Plan& plan, const std::string& prefix,
+                              const HunyuanAttention& hunyuan, float eps) {
+  Attention attention = AddAttention(plan, prefix, hunyuan.sizes, hunyuan.bias);
+  if (hunyuan.head_norms) {
+    AddHeadNorms(plan, prefix, "query_layernorm", "key_layernorm", eps, attention);
+    attention.qk_norm_after_rope = true;
+  }
+  return attention;
+}
+
 Mamba2 ReadMamba2Sizes(const JsonObject& config, int64_t hidden) {
   Mamba2 mamba;
   mamba.heads = ReadSize(config, {"mamba_n_heads"});
-  const int64_t inner = hidden * ReadSize(config, {"mamba_expand"}, 2);
+  const char* const inner_name =
+      config.Has("mamba_d_ssm") ? "mamba_d_ssm" : "mamba_expand x hidden_size";
+  const int64_t inner = config.Has("mamba_d_ssm") ? ReadSize(config, {"mamba_d_ssm"})
+                                                  : hidden * ReadSize(config, {"mamba_expand"}, 2);
   const Json* head_dim = config.Find({"mamba_d_head"});
   if (head_dim == nullptr || *head_dim == "auto") {
-    RequireMultiple(config, "mamba_expand x hidden_size", inner, "mamba_n_heads", mamba.heads);
+    RequireMultiple(config, inner_name, inner, "mamba_n_heads", mamba.heads);
     mamba.head_dim = inner / mamba.heads;
   } else {
     mamba.head_dim = ReadSize(config, {"mamba_d_head"});
     if (mamba.inner() != inner) {
-      Fail(config.where(), ": mamba_n_heads x mamba_d_head is ", mamba.inner(),
-           ", but mamba_expand x hidden_size is ", inner, ".");
+      Fail(config.where(), ": mamba_n_heads x mamba_d_head is ", mamba.inner(), ", but ",
+           inner_name, " is ", inner, ".");
     }
   }
   mamba.d_state = ReadSize(config, {"mamba_d_state"});

@@ -34,6 +34,9 @@ float ReadScale(const JsonObject& config, FieldNames keys,
 float ReadInverseScale(const JsonObject& config, FieldNames keys, double default_value);
 // The epsilon of a norm: finite, not negative.
 float ReadEps(const JsonObject& config, FieldNames keys, double default_value);
+// Any activation that has a name in Hugging Face configs and is implemented.
+Activation ReadAnyActivation(const JsonObject& config, FieldNames keys,
+                             std::string_view default_name);
 // hidden_act: "silu" or its other name "swish"; other activations are not implemented.
 Activation ReadActivation(const JsonObject& config, FieldNames keys);
 // time_step_limit as {min, max}: absent or null means [0, infinity].
@@ -47,17 +50,21 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
 
 // The rotary embedding of heads of `head_dim` elements: rope_theta with rope_scaling, or the newer
 // rope_parameters; partial_rotary_factor. Scalings: default, linear, llama3 (with the formula of
-// Llama 3.1); others are an Error.
+// Llama 3.1); others are an Error. With `knows_alpha` also dynamic with a field alpha, which
+// stretches the base: rope_theta * alpha ^ (head_dim / (head_dim - 2)), whatever the position.
 Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor = 1.0,
-              double default_theta = 10000.0);
+              double default_theta = 10000.0, bool knows_alpha = false);
 
 // The heads of an attention layer: num_attention_heads, num_key_value_heads (default: as many),
-// head_dim (default: hidden / heads). Scale, rope and weights are left to the family.
-Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden);
+// head_dim or attention_head_dim (default: hidden / heads, or `default_head_dim`). Scale, rope and
+// weights are left to the family.
+Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden,
+                             std::optional<int64_t> default_head_dim = std::nullopt);
 
 // The sizes of Mamba-2 layers as hybrid models name them: mamba_n_heads, mamba_d_head (a number, or
-// "auto" for mamba_expand x hidden / heads), mamba_d_state, mamba_n_groups, mamba_d_conv,
-// mamba_chunk_size and time_step_limit. Weights are left to the family.
+// "auto" for inner / heads, inner being mamba_d_ssm or mamba_expand x hidden), mamba_d_state,
+// mamba_n_groups, mamba_d_conv, mamba_chunk_size and time_step_limit. Weights are left to the
+// family.
 Mamba2 ReadMamba2Sizes(const JsonObject& config, int64_t hidden);
 
 // The value of a field that must be `expected` because other values are not implemented. A missing
@@ -100,17 +107,49 @@ void AddEmbeddingAndHead(Plan& plan, const std::string& embedding, const std::st
 // q_proj, k_proj, v_proj and o_proj below `prefix`. Sizes, scale and rope come from `sizes`.
 Attention AddAttention(Plan& plan, const std::string& prefix, const Attention& sizes, bool bias);
 
+// Norms of each head's q and k: PREFIX.Q_NAME.weight and PREFIX.K_NAME.weight, [head_dim].
+void AddHeadNorms(Plan& plan, const std::string& prefix, const std::string& q_name,
+                  const std::string& k_name, float eps, Attention& attention);
+
+// Attention of the Hunyuan models: heads normed after a rotation whose base alpha stretches.
+struct HunyuanAttention {
+  Attention sizes;
+  bool bias = false;
+  bool head_norms = true;
+};
+HunyuanAttention ReadHunyuanAttention(const JsonObject& config, int64_t hidden);
+Attention AddHunyuanAttention(Plan& plan, const std::string& prefix,
+                              const HunyuanAttention& hunyuan, float eps);
+
 // gate_proj, up_proj and down_proj below `prefix`.
 DenseMlp AddGateUpMlp(Plan& plan, const std::string& prefix, int64_t intermediate,
                       Activation activation, bool bias);
+// up_proj and down_proj below `prefix`: an MLP without a gate.
+DenseMlp AddUpMlp(Plan& plan, const std::string& prefix, int64_t intermediate,
+                  Activation activation, bool bias);
 // input_linear (gate | up rows) and output_linear below `prefix`, without biases.
 DenseMlp AddFusedMlp(Plan& plan, const std::string& prefix, int64_t intermediate,
                      Activation activation);
+
+// Where the experts of a MoeMlp are. `inputs` are the modules whose rows make up gate_up, in equal
+// parts; `stacked` ones are PREFIX.NAME [experts, rows, cols], others PREFIX.EXPERT.NAME.
+struct ExpertModules {
+  std::string prefix;
+  bool stacked = false;
+  std::vector<std::string> inputs;
+  std::string down;
+};
+// The experts of `moe`, whose sizes are set. `label` is for people.
+void AddExperts(Plan& plan, const std::string& label, const ExpertModules& modules, MoeMlp& moe);
+// Experts with a gate as most files have them: PREFIX.experts.EXPERT.{gate,up,down}_proj in Hugging
+// Face files, PREFIX.switch_mlp.{gate,up,down}_proj in MLX files.
+void AddGateUpExperts(Plan& plan, const std::string& prefix, const TensorNames& names, MoeMlp& moe);
 
 // in_proj, conv1d, dt_bias, A_log, D, norm and out_proj below `prefix`. Sizes, dt limits and chunk
 // come from `sizes`.
 struct Mamba2Options {
   bool proj_bias = false;
+  std::optional<bool> out_proj_bias;  // default: as proj_bias
   bool conv_bias = true;
   bool gated_norm = true;
   int64_t norm_groups = 1;

@@ -80,7 +80,8 @@ inline std::map<std::string, Shape> CheckpointShapes(const std::filesystem::path
 }
 
 inline TensorNames NamesOf(const std::map<std::string, Shape>& shapes) {
-  return TensorNames([shapes](const std::string& name) { return shapes.count(name) > 0; });
+  return TensorNames([shapes](const std::string& name) { return shapes.count(name) > 0; },
+                     [shapes](const std::string& name) { return shapes.at(name); });
 }
 
 // Expects that the plan's parts claim each tensor's rows once, with the shapes of the checkpoint.

@@ -51,6 +51,8 @@ struct MatrixRef {
   int64_t rows = 0;
   int64_t cols = 0;
   std::vector<MatrixPart> parts;
+  // No layout has a quantised form of it.
+  bool always_float = false;
 };
 
 // What is done to a vector's values when they are loaded as f32.
@@ -75,10 +77,21 @@ struct VectorRef {
   float offset = 0;  // added to every value after the transform
 };
 
-// y = W x + b.
+// A constant that multiplies `rows` consecutive rows.
+struct RowScale {
+  int64_t rows = 0;
+  float factor = 1;
+};
+
+// y = row_scale * (input_scale * W x + b). row_scales follow each other from the first row on;
+// without any, y is not scaled.
 struct Linear {
   MatrixId weight = kNoId;
   VectorId bias = kNoId;
+  float input_scale = 1;
+  std::vector<RowScale> row_scales = {};
+
+  bool scaled() const { return input_scale != 1 || !row_scales.empty(); }
 };
 
 // y = x / sqrt(mean(x^2) + eps) * w, the mean taken over each of `groups` equal parts of x.
@@ -130,12 +143,15 @@ struct Attention {
 //   dt = clamp(softplus(dt + dt_bias), dt_min, dt_max)
 //   h  = exp(dt * a) * h + dt * B x^T          (h: [d_state, head_dim])
 //   y  = C^T h + d * x
-// then y * silu(z), the gated norm over all inner channels, and out_proj. Heads share B and C of
-// their group: group = head / (heads / groups).
+// then y * silu(z), the gated norm over all inner channels, and out_proj; norm_before_gate: the
+// norm of y, then times silu(z). Heads share B and C of their group: group = head / (heads /
+// groups).
 //
 // With a `selection`, in_proj rows are z [inner] | x [inner], the convolution runs over x alone,
 // and from its result x, after SiLU, selection.proj makes rows B [groups * d_state] | C [groups *
-// d_state] | dt [dt_rank], each of which may be normed; the dt of the formulas is dt_proj dt.
+// d_state] | dt [dt_rank], each of which may be normed; the dt of the formulas is dt_proj dt; the
+// norm then never comes before the gate.
+//
 // State: the last d_conv - 1 inputs of the convolution and h (restorable only).
 struct Mamba2Selection {
   int64_t dt_rank = 0;
@@ -163,6 +179,7 @@ struct Mamba2 {
   VectorId d = kNoId;            // [heads]
   std::optional<Mamba2Selection> selection;
   std::optional<RmsNorm> gated_norm;
+  bool norm_before_gate = false;
   Linear out_proj;
 
   int64_t inner() const { return heads * head_dim; }

@@ -38,7 +38,12 @@ class PlanPrinter {
     return Concat("[", matrix.rows, "x", matrix.cols, "]");
   }
   std::string LinearText(const Linear& linear) const {
-    return MatrixText(linear.weight) + (linear.bias != kNoId ? "+bias" : "");
+    std::string text = MatrixText(linear.weight) + (linear.bias != kNoId ? "+bias" : "");
+    if (linear.input_scale != 1) text += Concat("*input:", linear.input_scale);
+    for (const RowScale& scale : linear.row_scales) {
+      text += Concat("*", scale.rows, "rows:", scale.factor);
+    }
+    return text;
   }
   static std::string NormText(const RmsNorm& norm) {
     std::string text = Concat("rms(eps=", norm.eps);
@@ -99,6 +104,7 @@ class PlanPrinter {
          << (mixer.conv_bias != kNoId ? "+bias" : "") << " dt=[" << mixer.dt_min << ","
          << mixer.dt_max << "] chunk=" << mixer.chunk << " in_proj=" << LinearText(mixer.in_proj)
          << " gated_norm=" << NormText(mixer.gated_norm)
+         << (mixer.norm_before_gate ? " norm_before_gate" : "")
          << " out_proj=" << LinearText(mixer.out_proj);
     if (mixer.selection) {
       const Mamba2Selection& selection = *mixer.selection;

@@ -167,6 +167,15 @@ class Validator {
   void CheckLinear(const char* field, const Linear& linear, int64_t rows, int64_t cols) {
     CheckMatrix(field, linear.weight, rows, cols);
     if (linear.bias != kNoId) CheckVector(Concat(field, " bias").c_str(), linear.bias, rows);
+    Finite(Concat(field, " input_scale").c_str(), linear.input_scale);
+    if (linear.row_scales.empty()) return;
+    int64_t scaled = 0;
+    for (const RowScale& scale : linear.row_scales) {
+      Finite(Concat(field, " row_scales").c_str(), scale.factor);
+      Range(Concat(field, " rows of row_scales").c_str(), scale.rows, 1, rows - scaled);
+      scaled += scale.rows;
+    }
+    Equal(Concat(field, " rows of row_scales").c_str(), scaled, "the number of rows", rows);
   }
 
   void CheckNorm(const char* field, const RmsNorm& norm, int64_t size) {
@@ -269,6 +278,12 @@ class Validator {
     CheckVector("d", mixer.d, mixer.heads);
     if (mixer.selection) CheckSelection(mixer, *mixer.selection);
     if (mixer.gated_norm) CheckNorm("gated_norm", *mixer.gated_norm, mixer.inner());
+    if (mixer.norm_before_gate && !mixer.gated_norm) {
+      Fail(where_, "norm_before_gate is set, but there is no gated_norm.");
+    }
+    if (mixer.norm_before_gate && mixer.selection) {
+      Fail(where_, "norm_before_gate is set, which a mixer with a selection cannot have.");
+    }
     CheckLinear("out_proj", mixer.out_proj, plan_.hidden, mixer.inner());
   }
 

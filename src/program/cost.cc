@@ -39,6 +39,7 @@ class Costing {
     const Mamba2& m = op.mixer;
     OpCost cost = Scan(m);
     cost.weight_bytes += VectorBytes(m.conv_weight) + VectorBytes(m.conv_bias);
+    if (m.norm_before_gate) cost.weight_bytes += NormBytes(m.gated_norm);
     cost.state_bytes += work_.sequences * 2 * (m.d_conv - 1) * m.conv_channels() * kFloatBytes;
     cost.flops += work_.tokens * 2 * m.d_conv * m.conv_channels();
     return cost;

@@ -163,10 +163,13 @@ class Interpreter : public HostExecutor {
   std::vector<std::vector<double>> Apply(const Linear& linear,
                                          const std::vector<std::vector<double>>& inputs) const {
     std::vector<std::vector<double>> out = Multiply(linear.weight, inputs);
-    if (linear.bias == kNoId) return out;
-    const float* bias = Vector(linear.bias);
     for (std::vector<double>& y : out) {
-      for (size_t r = 0; r < y.size(); ++r) y[r] += bias[r];
+      for (double& value : y) value *= linear.input_scale;
+      for (size_t r = 0; linear.bias != kNoId && r < y.size(); ++r) y[r] += Vector(linear.bias)[r];
+      size_t row = 0;
+      for (const RowScale& scale : linear.row_scales) {
+        for (int64_t i = 0; i < scale.rows; ++i) y[row++] *= scale.factor;
+      }
     }
     return out;
   }
@@ -224,6 +227,11 @@ class Interpreter : public HostExecutor {
                    state_.Recurrent(rows_[i].sequence, op.conv_state));
       StateStep(op.mixer, convolved, std::vector<double>(dt, dt + op.mixer.heads), gate,
                 state_.Recurrent(rows_[i].sequence, op.ssm_state), RowOf(op.output, i));
+      if (!op.mixer.norm_before_gate) continue;
+      const std::vector<double> normed = NormalizedRow(op.output, i, op.mixer.gated_norm);
+      for (size_t c = 0; c < normed.size(); ++c) {
+        RowOf(op.output, i)[c] = static_cast<float>(normed[c] * Silu(gate[c]));
+      }
     }
   }
 
@@ -270,7 +278,7 @@ class Interpreter : public HostExecutor {
           h = static_cast<float>(next);
           y += c[group * m.d_state + n] * next;
         }
-        out[channel] = static_cast<float>(y * Silu(gate[channel]));
+        out[channel] = static_cast<float>(m.norm_before_gate ? y : y * Silu(gate[channel]));
       }
     }
   }

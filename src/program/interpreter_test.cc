@@ -25,6 +25,9 @@ using test::Rows;
 struct Runner {
   explicit Runner(const PlanBuilder& builder)
       : plan(builder.plan), weights(builder.Bind()), executor(MakeInterpreter(builder.Lower())) {}
+  // Formulas alone.
+  Runner(Plan formulas, std::shared_ptr<const BoundWeights> values)
+      : plan(std::move(formulas)), weights(std::move(values)) {}
 
   Rows Until(const std::string& op, const std::vector<int32_t>& tokens) {
     const SequenceId id = executor->CreateSequence();
@@ -348,6 +351,54 @@ TEST(Interpreter, MlpWithoutAGateAndWithAnOutputGate) {
     for (double& y : expected.back()) y = y > 0 ? gate * y * y : 0;
   }
   ExpectNear(runner.Until("layers.0.mlp.gate_up", {2, 9}), expected);
+}
+
+TEST(Interpreter, ScaledRowsOfALinearMap) {
+  PlanBuilder builder = test::StartPlan(13, 7);
+  DenseMlp mlp = test::TestMlp(builder, "s0", 7);
+  Linear& up = mlp.gate_up;
+  up.input_scale = 1.5f;
+  up.row_scales = {{4, 0.5f}, {7, 3.0f}, {11, 0.25f}};
+  test::AddBlock(builder, 0, {mlp});
+  Runner runner(builder);
+  Rows expected;
+  for (const auto& row : runner.Until("embed", {2, 9})) {
+    auto normed = runner.Norm(builder.plan.blocks[0].pre_norm, row);
+    for (double& x : normed) x *= 1.5;
+    auto y = runner.Apply(up, normed);
+    for (size_t r = 0; r < y.size(); ++r) y[r] *= r < 4 ? 0.5 : r < 11 ? 3.0 : 0.25;
+    expected.emplace_back();
+    for (size_t r = 0; r < 11; ++r) expected.back().push_back(y[r] * Sigmoid(y[r]) * y[11 + r]);
+  }
+  ExpectNear(runner.Until("layers.0.mlp.gate_up", {2, 9}), expected);
+}
+
+TEST(Interpreter, Mamba2NormBeforeTheGate) {
+  // Built alike but for the order: the scan's output differs by the gate, then by the norm.
+  const auto run = [](bool before) {
+    PlanBuilder builder = test::StartPlan(13, 7);
+    Mamba2 m = test::TestMamba2(builder, "m0", 7);
+    m.norm_before_gate = before;
+    test::AddBlock(builder, 0, {m});
+    Runner runner(builder);
+    return std::make_pair(runner.Until("layers.0.mamba2.in_proj", kTokens),
+                          runner.Until("layers.0.mamba2.scan", kTokens));
+  };
+  const auto [projected, gated] = run(false);
+  PlanBuilder builder = test::StartPlan(13, 7);
+  const Mamba2 m = test::TestMamba2(builder, "m0", 7);
+  Runner norms(builder.plan, builder.Bind());
+  Rows expected;
+  for (size_t t = 0; t < gated.size(); ++t) {
+    std::vector<double> y;
+    for (size_t c = 0; c < 12; ++c) {
+      const double z = projected[t][c];
+      y.push_back(gated[t][c] / (z * Sigmoid(z)));
+    }
+    expected.push_back(norms.Norm(*m.gated_norm, y));
+    for (size_t c = 0; c < 12; ++c) expected[t][c] *= projected[t][c] * Sigmoid(projected[t][c]);
+  }
+  ExpectNear(run(true).second, expected);
 }
 
 TEST(Interpreter, RouterWithSigmoidGroupsAndChoiceBias) {

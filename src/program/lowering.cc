@@ -104,7 +104,8 @@ class Lowering {
           Mamba2Op{mixer, projected, scanned,
                    program_.layout.FindRecurrent(block_index_, mixer_index_, "conv"),
                    program_.layout.FindRecurrent(block_index_, mixer_index_, "ssm")});
-    AddToResidual(prefix, "out_proj", scanned, mixer.gated_norm, mixer.out_proj);
+    AddToResidual(prefix, "out_proj", scanned,
+                  mixer.norm_before_gate ? std::nullopt : mixer.gated_norm, mixer.out_proj);
   }
 
   void LowerSelected(const Mamba2& mixer) {

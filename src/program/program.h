@@ -54,7 +54,7 @@ enum class Epilogue {
   kActivate,  // out = activation(y) (scale 1)
 };
 
-// y = W norm(input) + bias, then the epilogue. `norm` is applied as the input is read. With a
+// y = linear(norm(input)), then the epilogue. `norm` is applied as the input is read. With a
 // row_gate (kGated and kActivate only), out is multiplied by sigmoid(row_gate).
 struct LinearOp {
   BufferId input = kNoId;
@@ -70,7 +70,8 @@ struct LinearOp {
 };
 
 // Everything between in_proj and the gated norm: conv window roll, conv, SiLU, dt, state update, C
-// contraction, D skip, multiplication by silu(z). input: in_proj rows; output: [inner].
+// contraction, D skip, multiplication by silu(z); with norm_before_gate the norm too. input:
+// in_proj rows; output: [inner].
 struct Mamba2Op {
   Mamba2 mixer;
   BufferId input = kNoId;

@@ -19,6 +19,7 @@ class Describe {
   std::string operator()(const LinearOp& op) const {
     std::string text = Norm(op.norm) + "linear " + MatrixShape(op.linear.weight);
     if (op.linear.bias != kNoId) text += " + bias";
+    if (op.linear.scaled()) text += ", rows scaled";
     if (op.epilogue == Epilogue::kAdd) text += ", add";
     if (op.epilogue == Epilogue::kGated) text += ", " + Activated(op.activation, true);
     if (op.epilogue == Epilogue::kActivate) text += ", " + Activated(op.activation, false);
@@ -28,7 +29,8 @@ class Describe {
   std::string operator()(const Mamba2Op& op) const {
     const Mamba2& m = op.mixer;
     return Concat("mamba2 scan, heads ", m.heads, " x ", m.head_dim, ", d_state ", m.d_state,
-                  ", groups ", m.groups, ", d_conv ", m.d_conv);
+                  ", groups ", m.groups, ", d_conv ", m.d_conv,
+                  m.norm_before_gate ? ", norm before the gate" : "");
   }
   std::string operator()(const Mamba2SelectedOp& op) const {
     const Mamba2& m = op.mixer;

@@ -60,6 +60,8 @@ class Verifier {
     Vector(m.conv_weight, m.d_conv * m.conv_channels(), "conv weight");
     if (m.conv_bias != kNoId) Vector(m.conv_bias, m.conv_channels(), "conv bias");
     if (m.selection) Bad("its mixer has a selection");
+    if (m.norm_before_gate && !m.gated_norm) Bad("it has no norm to take before the gate");
+    if (m.norm_before_gate) Norm(m.gated_norm, m.inner());
     Recurrent(op.conv_state, {m.d_conv - 1, m.conv_channels()}, "conv");
     Scan(m, op.ssm_state);
     Write(op.output, m.inner());
@@ -76,6 +78,7 @@ class Verifier {
   void Check(const Mamba2SelectedOp& op) {
     const Mamba2& m = op.mixer;
     if (!m.selection) Bad("its mixer has no selection");
+    if (m.norm_before_gate) Bad("its norm comes before the gate");
     ReadWidth(op.projected, m.in_proj_rows());
     ReadWidth(op.convolved, m.inner());
     ReadWidth(op.selected, m.selection_rows());
@@ -246,6 +249,9 @@ class Verifier {
     const int64_t rows = program_.weights->matrices[static_cast<size_t>(linear.weight)].rows;
     Matrix(linear.weight, rows, cols, what);
     if (linear.bias != kNoId) Vector(linear.bias, rows, "bias");
+    int64_t scaled = 0;
+    for (const RowScale& scale : linear.row_scales) scaled += scale.rows;
+    if (!linear.row_scales.empty() && scaled != rows) Bad("its row scales are not one per row");
     return rows;
   }
 

@@ -52,13 +52,14 @@ bool IsBatchInvariant(Backend backend) {
 
 bool IsExact(Backend backend) { return backend != Backend::kCpuFast && IsBatchInvariant(backend); }
 
-std::string RefusedPart([[maybe_unused]] Backend backend, [[maybe_unused]] const Program& program) {
+std::string UnsupportedPart([[maybe_unused]] Backend backend,
+                            [[maybe_unused]] const Program& program) {
 #ifdef ADDER_HAS_CUDA
   if (backend == Backend::kCudaF32 || !IsBatchInvariant(backend)) {
     return cuda::UnsupportedPart(program);
   }
 #endif
-  return "";
+  return {};
 }
 
 std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program) {

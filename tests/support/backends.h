@@ -23,10 +23,8 @@ bool IsBatchInvariant(Backend backend);
 // Whether the backend must agree with the reference to rounding.
 bool IsExact(Backend backend);
 
-// The part of the program that the backend refuses to run, as UnsupportedPart in cuda/supported.h;
-// empty where it runs all of it.
-std::string RefusedPart(Backend backend, const Program& program);
-
+// What of the program the backend has no kernel for; nothing when it runs it.
+std::string UnsupportedPart(Backend backend, const Program& program);
 std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program);
 
 }  // namespace adder::test

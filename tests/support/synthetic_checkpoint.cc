@@ -66,6 +66,22 @@ constexpr const char* kLlama = R"({
   "intermediate_size": 80, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
   "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000, "tie_word_embeddings": false)";
 
+constexpr const char* kQwenMoe = R"({
+  "model_type": "qwen3_moe", "vocab_size": 150, "hidden_size": 64, "num_hidden_layers": 3,
+  "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+  "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000, "num_experts": 6,
+  "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": false,
+  "mlp_only_layers": [1], "tie_word_embeddings": false)";
+
+constexpr const char* kNemotron = R"({
+  "model_type": "nemotron_h", "vocab_size": 140, "hidden_size": 64,
+  "hybrid_override_pattern": "ME*-E", "num_hidden_layers": 5, "intermediate_size": 96,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "layer_norm_epsilon": 1e-5,
+  "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 3, "ssm_state_size": 16,
+  "conv_kernel": 4, "mlp_hidden_act": "relu2", "n_routed_experts": 8, "n_shared_experts": 1,
+  "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64,
+  "num_experts_per_tok": 3, "routed_scaling_factor": 2.5, "n_group": 4, "topk_group": 2,
+  "norm_topk_prob": true, "tie_word_embeddings": false)";
 // Convolutions with bias and an even number of taps, experts after a dense layer.
 constexpr const char* kShortConvMoe = R"({
   "model_type": "lfm2_moe", "vocab_size": 140, "hidden_size": 64, "num_hidden_layers": 3,
@@ -236,6 +252,10 @@ const std::vector<SyntheticModel>& SyntheticModels() {
       {"synthetic_selected_mamba2_8bit",
        Config(kSelectedMamba2, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
       {"synthetic_llama_bf16", Config(kLlama, "bfloat16"), false},
+      {"synthetic_qwen3_moe_f32", Config(kQwenMoe, "float32"), false},
+      {"synthetic_qwen3_moe_4bit", Config(kQwenMoe, "bfloat16", R"({"bits": 4, "group_size": 32})"),
+       true},
+      {"synthetic_nemotron_groups_f32", Config(kNemotron, "float32"), false},
   };
   return models;
 }

@@ -13,6 +13,7 @@
 // interleaved parts, whatever the batch. Preconditions: input rows readable up to `cols`; matrix
 // packed as packed_matrix.h says.
 #include "cuda/kernels/batch_linear.h"
+#include "cuda/kernels/few_linear.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/linear_fragments.cuh"
@@ -311,9 +312,11 @@ template <Experts kExperts>
 void Dispatch(const LinearParams& linear, const ExpertParams* experts, const LinearShape& shape,
               unsigned grid_z, cudaStream_t stream) {
   if (linear.matrix.tiles == 0 || linear.tokens == 0) return;
-  const bool few = kExperts != Experts::kNone || linear.tokens <= kMostMatvecTokens;
-  if (!shape.batch_invariant && few && linear.matrix.cols % 4 == 0) {
-    return LaunchMatvec(linear, experts, kExperts, shape, stream);
+  if (!shape.batch_invariant && linear.matrix.cols % 4 == 0) {
+    if (kExperts != Experts::kNone || linear.tokens <= kMostMatvecTokens) {
+      return LaunchMatvec(linear, experts, kExperts, shape, stream);
+    }
+    if (LaunchFewLinear(linear, shape, stream)) return;
   }
   KernelParams params = {linear, nullptr, 0, 1, kWarps, 1, 1, 1};
   if (experts != nullptr) {
@@ -327,7 +330,7 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
 }  // namespace
 
 bool ReadsRounded(const LinearShape& shape, int tokens) {
-  return !shape.batch_invariant && tokens > kMostMatvecTokens;
+  return !shape.batch_invariant && tokens > kMostFewTokens;
 }
 
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream) {

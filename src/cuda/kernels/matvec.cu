@@ -561,10 +561,10 @@ struct Launcher {
         static_cast<size_t>(params.weight_spans * kSpanBytes<F, kWide> + activation_bytes + 16 +
                             partial_bytes + 4 * kNormWarps + router_bytes);
     // Of matrices that add to the residual, no two blocks share a multiprocessor: the device puts
-    // them together where the blocks of the kernel before leave room, and half of the
-    // multiprocessors would do all of the work.
+    // them together where the blocks of the kernel before leave room. Where nearly every
+    // multiprocessor has a block anyway, so much memory only delays them.
     if (kEpilogue == LinearEpilogue::kAdd && kWalk == Walk::kOnce && params.triggers_early &&
-        blocks * static_cast<int>(grid_y) <= multiprocessors) {
+        blocks * static_cast<int>(grid_y) <= multiprocessors / 4 * 3) {
       shared = std::max(shared, static_cast<size_t>(DeviceSharedBytes() / 2 + 2048));
     }
     if (shared > 48 * 1024) {

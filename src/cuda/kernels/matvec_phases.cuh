@@ -259,7 +259,7 @@ struct WeightSpan {
     }
   }
 
- private:
+  // Number `index` of a span's pairs.
   __device__ static __forceinline__ float2 ScaleAndBias(const unsigned char* scales, int index,
                                                         ScaleFormat format) {
     if constexpr (kWide) {

@@ -29,17 +29,6 @@ Experts ReadExperts(const JsonObject& config, int64_t layers) {
   return experts;
 }
 
-// One expert's rows of a stacked tensor.
-MatrixPart ExpertPart(std::string module, int64_t rows, int64_t experts, int64_t expert) {
-  MatrixPart part;
-  part.module = std::move(module);
-  part.rows = rows;
-  part.row_count = rows;
-  part.experts = experts;
-  part.expert = expert;
-  return part;
-}
-
 MoeMlp AddMoe(Plan& plan, const std::string& prefix, const Experts& experts, Activation activation,
               const TensorNames& names) {
   MoeMlp moe;
@@ -50,24 +39,13 @@ MoeMlp AddMoe(Plan& plan, const std::string& prefix, const Experts& experts, Act
   moe.router = AddLinear(plan, prefix + ".router.layer", experts.count, plan.hidden, false);
   const std::string split = prefix + ".switch_mlp";
   const bool is_split = names.Uses(split + ".gate_proj.weight", true);
-  for (int64_t expert = 0; expert < experts.count; ++expert) {
-    const auto part = [&](const std::string& module, int64_t rows) {
-      return ExpertPart(module, rows, experts.count, expert);
-    };
-    const std::string label = LabelOf(prefix) + ".experts." + std::to_string(expert);
-    MatrixRef gate_up{label + ".gate_up", 2 * experts.intermediate, plan.hidden, {}};
-    MatrixRef down{label + ".down", plan.hidden, experts.intermediate, {}};
-    if (is_split) {
-      gate_up.parts = {part(split + ".gate_proj", experts.intermediate),
-                       part(split + ".up_proj", experts.intermediate)};
-      down.parts = {part(split + ".down_proj", plan.hidden)};
-    } else {
-      gate_up.parts = {part(prefix + ".input_linear", 2 * experts.intermediate)};
-      down.parts = {part(prefix + ".output_linear", plan.hidden)};
-    }
-    moe.gate_up.push_back(plan.AddMatrix(std::move(gate_up)));
-    moe.down.push_back(plan.AddMatrix(std::move(down)));
-  }
+  ExpertModules modules;
+  modules.stacked = true;
+  modules.prefix = is_split ? split : prefix;
+  modules.inputs = is_split ? std::vector<std::string>{"gate_proj", "up_proj"}
+                            : std::vector<std::string>{"input_linear"};
+  modules.down = is_split ? "down_proj" : "output_linear";
+  AddExperts(plan, LabelOf(prefix), modules, moe);
   return moe;
 }
 

@@ -1,0 +1,369 @@
+#include "cuda/narrow_ops.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "cuda/cuda_call.h"
+#include "cuda/kernels/attention.h"
+#include "cuda/kernels/batch_linear.h"
+#include "cuda/kernels/mamba2.h"
+#include "cuda/kernels/rms_norm.h"
+#include "cuda/nvtx_range.h"
+#include "cuda/op_params.h"
+#include "cuda/supported.h"
+
+namespace adder::cuda {
+namespace {
+
+int Narrow(int64_t value) { return static_cast<int>(value); }
+
+}  // namespace
+
+NarrowOps::NarrowOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
+                     const Stream& stream, int multiprocessors, bool f32)
+    : program_(program),
+      weights_(weights),
+      state_(state),
+      stream_(stream),
+      multiprocessors_(multiprocessors),
+      f32_(f32) {
+  AllocateBuffers();
+  AllocateRounded();
+}
+
+int NarrowOps::Width(BufferId id) const { return BufferWidth(program_, id); }
+int NarrowOps::Stride(BufferId id) const { return BufferStride(program_, id); }
+
+void NarrowOps::Launch(const Op& op, const Slice& slice) {
+  const NvtxRange range(op.name);
+  slice_ = slice;
+  rounded_fresh_[static_cast<size_t>(OutputOf(op))] = false;
+  // CheckSupported has refused programs with other ops.
+  std::visit(
+      [this](const auto& body) {
+        if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body);
+      },
+      op.body);
+}
+
+void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
+  slice_ = slice;
+  if ((index > 0 && SharedExpertOf(index - 1) != nullptr) || JoinsGates(index)) return;
+  shared_expert_ = SharedExpertOf(index);
+  if (index > 0 && JoinsGates(index - 1)) {
+    joined_router_ = &std::get<RouterOp>(program_.ops[index - 1].body);
+  }
+  Launch(program_.ops[index], slice);
+  shared_expert_ = nullptr;
+  joined_router_ = nullptr;
+}
+
+void NarrowOps::LaunchHead(const LinearOp& head, int rows, const float* input,
+                           const int* input_rows) {
+  LaunchLinearOp(head, rows, input, input_rows);
+}
+
+int NarrowOps::RoundedStride(BufferId id) const { return (Width(id) + 7) / 8 * 8; }
+
+// Where an op writes the rounded copy of its output; null: nobody will read it.
+uint16_t* NarrowOps::RoundedOutput(BufferId id) {
+  uint16_t* rounded = rounded_[static_cast<size_t>(id)];
+  if (rounded == nullptr || !ReadsRounded(Shape(), slice_.rows)) return nullptr;
+  rounded_fresh_[static_cast<size_t>(id)] = true;
+  return rounded;
+}
+// The rounded copy of `rows` rows of `values`, the buffer's or as wide: of input_rows, or of the
+// first.
+const uint16_t* NarrowOps::RoundedInput(BufferId id, const float* values, int rows,
+                                        const int* input_rows) {
+  const auto index = static_cast<size_t>(id);
+  if (!rounded_fresh_[index] || input_rows != nullptr) {
+    LaunchRound(values, Stride(id), input_rows, rows, Width(id), rounded_[index], RoundedStride(id),
+                stream_.get());
+    rounded_fresh_[index] = input_rows == nullptr;
+  }
+  return rounded_[index];
+}
+
+void NarrowOps::AllocateBuffers() {
+  size_t total = 0;
+  std::vector<size_t> offsets;
+  const auto add = [&](size_t floats) {
+    offsets.push_back(total);
+    total += (floats + 63) / 64 * 64;
+  };
+  for (size_t b = 0; b < program_.buffers.size(); ++b) {
+    const auto id = static_cast<BufferId>(b);
+    const int rows = id == program_.logits ? kMostDecodeRows : kNarrowSliceRows;
+    add(static_cast<size_t>(rows) * static_cast<size_t>(Stride(id)));
+  }
+  size_t convolved = 0;
+  size_t partial = 0;
+  size_t scores = 0;
+  size_t normalized = 0;
+  size_t counters = kNarrowSliceRows;
+  for (const Op& op : program_.ops) {
+    if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
+      convolved =
+          std::max(convolved, kNarrowSliceRows * static_cast<size_t>(mamba->mixer.conv_channels()));
+    } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
+      const Attention& m = attention->mixer;
+      partial = std::max(
+          partial, AttentionScratchFloats(kNarrowSliceRows, Narrow(m.heads), Narrow(m.head_dim)));
+      counters = std::max(counters, AttentionCounters(kNarrowSliceRows, Narrow(m.heads)));
+    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
+      scores = std::max(scores, kNarrowSliceRows * static_cast<size_t>(router->experts));
+    } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+      if (linear->norm && linear->norm->groups > 1) {
+        normalized =
+            std::max(normalized, kNarrowSliceRows * static_cast<size_t>(Stride(linear->input)));
+      }
+    }
+  }
+  add(convolved);
+  add(partial);
+  add(scores);
+  add(normalized);
+  activations_ = DeviceMemory(total * sizeof(float));
+  buffers_.clear();
+  for (size_t offset : offsets) buffers_.push_back(activations_.as<float>() + offset);
+  normalized_ = buffers_.back();
+  scores_ = buffers_[buffers_.size() - 2];
+  partial_ = buffers_[buffers_.size() - 3];
+  convolved_ = buffers_[buffers_.size() - 4];
+  counters_ = DeviceMemory(counters * sizeof(unsigned));
+  Check(cudaMemsetAsync(counters_.data(), 0, counters_.bytes(), stream_.get()), "cudaMemset");
+}
+
+void NarrowOps::AllocateRounded() {
+  rounded_.assign(program_.buffers.size(), nullptr);
+  rounded_fresh_.assign(program_.buffers.size(), false);
+  if (f32_) return;
+  std::vector<size_t> offsets(program_.buffers.size(), 0);
+  size_t total = 0;
+  for (const Op& op : program_.ops) {
+    BufferId input = kNoId;
+    if (const auto* linear = std::get_if<LinearOp>(&op.body)) input = linear->input;
+    if (const auto* router = std::get_if<RouterOp>(&op.body)) input = router->input;
+    if (input == kNoId || rounded_fresh_[static_cast<size_t>(input)]) continue;
+    rounded_fresh_[static_cast<size_t>(input)] = true;
+    offsets[static_cast<size_t>(input)] = total;
+    total += (kNarrowSliceRows * static_cast<size_t>(RoundedStride(input)) + 63) / 64 * 64;
+  }
+  rounded_memory_ = DeviceMemory(total * sizeof(uint16_t));
+  for (size_t i = 0; i < rounded_.size(); ++i) {
+    if (rounded_fresh_[i]) rounded_[i] = rounded_memory_.as<uint16_t>() + offsets[i];
+    rounded_fresh_[i] = false;
+  }
+}
+
+// Of a step: the op behind a launch of experts that multiplies the same activations by an expert
+// which every token takes, or adds its product to the same buffer. One launch does both, and the
+// second op has none of its own.
+const LinearOp* NarrowOps::SharedExpertOf(size_t index) const {
+  constexpr int kMostRows = 8;
+  if (f32_ || slice_.rows > kMostRows || index + 1 >= program_.ops.size()) return nullptr;
+  const auto* linear = std::get_if<LinearOp>(&program_.ops[index + 1].body);
+  if (linear == nullptr || linear->linear.bias != kNoId) return nullptr;
+  const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
+  const Op& op = program_.ops[index];
+  if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
+    const bool same = linear->epilogue == Epilogue::kGated && linear->input == gate_up->input &&
+                      linear->norm == gate_up->norm;
+    return same && CanShareLaunch(weights_.stack(gate_up->gate_up), shared) ? linear : nullptr;
+  }
+  if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
+    const bool same = linear->epilogue == Epilogue::kAdd && linear->output == down->output &&
+                      linear->scale == down->scale && !linear->norm;
+    return same && CanShareLaunch(weights_.stack(down->down), shared) ? linear : nullptr;
+  }
+  return nullptr;
+}
+// Of a step: whether the op is a router whose choice the launch of the op behind it makes.
+bool NarrowOps::JoinsGates(size_t index) const {
+  if (f32_ || index + 1 >= program_.ops.size()) return false;
+  const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
+  const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
+  return router != nullptr && gate_up != nullptr && router->output == gate_up->routing &&
+         router->input == gate_up->input && router->norm == gate_up->norm &&
+         CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
+                  slice_.rows);
+}
+void NarrowOps::ShareLaunch(ExpertParams& params) const {
+  if (shared_expert_ == nullptr) return;
+  params.shared = weights_.matrix(shared_expert_->linear.weight);
+  params.shared_input = Values(shared_expert_->input);
+  params.shared_input_stride = Stride(shared_expert_->input);
+  params.shared_output = Values(shared_expert_->output);
+  params.shared_output_stride = Stride(shared_expert_->output);
+}
+
+LinearShape NarrowOps::Shape() const {
+  LinearShape shape;
+  shape.multiprocessors = multiprocessors_;
+  shape.batch_invariant = f32_;
+  return shape;
+}
+
+LinearParams NarrowOps::Params(BufferId input, const std::optional<RmsNorm>& norm,
+                               int tokens) const {
+  LinearParams params;
+  params.input = Values(input);
+  params.input_stride = Stride(input);
+  params.tokens = tokens;
+  if (norm) {
+    params.norm_weight = weights_.vector(norm->weight);
+    params.norm_eps = norm->eps;
+  }
+  return params;
+}
+
+void NarrowOps::Launch(const EmbedOp& op) {
+  LaunchEmbed(weights_.matrix(op.embedding), slice_.tokens, slice_.rows, op.scale,
+              Values(op.output), Stride(op.output), RoundedOutput(op.output),
+              RoundedStride(op.output), stream_.get());
+}
+
+void NarrowOps::Launch(const LinearOp& op) {
+  LaunchLinearOp(op, slice_.rows, Values(op.input), nullptr);
+}
+
+void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* input,
+                               const int* input_rows) {
+  LinearParams params = Params(op.input, op.norm, tokens);
+  params.input = input;
+  params.matrix = weights_.matrix(op.linear.weight);
+  params.input_rows = input_rows;
+  params.bias = weights_.vector(op.linear.bias);
+  params.scale = op.scale;
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  const LinearShape shape = Shape();
+  switch (op.epilogue) {
+    case Epilogue::kStore:
+      params.epilogue = LinearEpilogue::kStore;
+      break;
+    case Epilogue::kAdd:
+      params.epilogue = LinearEpilogue::kAdd;
+      break;
+    case Epilogue::kGated:
+      params.epilogue = LinearEpilogue::kSiluMul;
+      break;
+    case Epilogue::kActivate:
+      Fail("The CUDA backend has no kernel for an MLP without a gate.");  // see CheckSupported
+  }
+  if (op.norm && op.norm->groups > 1) {
+    RmsNormParams norm;
+    norm.input = params.input;
+    norm.stride = params.input_stride;
+    norm.rows = tokens;
+    norm.input_rows = input_rows;
+    norm.width = Width(op.input);
+    norm.groups = Narrow(op.norm->groups);
+    norm.weight = params.norm_weight;
+    norm.eps = params.norm_eps;
+    norm.output = normalized_;
+    // The input's rounded copy is not needed: its place serves the normalised rows.
+    norm.rounded_output = rounded_[static_cast<size_t>(op.input)];
+    rounded_fresh_[static_cast<size_t>(op.input)] = false;
+    norm.rounded_stride = RoundedStride(op.input);
+    LaunchRmsNorm(norm, stream_.get());
+    params.input = normalized_;
+    params.input_rows = nullptr;
+    params.norm_weight = nullptr;
+    params.rounded_input = norm.rounded_output;
+  } else if (ReadsRounded(shape, tokens)) {
+    params.rounded_input = RoundedInput(op.input, input, tokens, input_rows);
+  }
+  params.rounded_input_stride = RoundedStride(op.input);
+  LaunchLinear(params, shape, stream_.get());
+}
+
+void NarrowOps::Launch(const Mamba2Op& op) {
+  Mamba2Params params = MixerParams(op, weights_, state_, slice_);
+  params.projected = Values(op.input);
+  params.projected_stride = Stride(op.input);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  if (slice_.most_tokens == 1) {
+    params.rounded_output = RoundedOutput(op.output);
+    params.rounded_output_stride = RoundedStride(op.output);
+    params.multiprocessors = multiprocessors_;
+    LaunchMamba2Step(params, stream_.get());
+  } else {
+    LaunchMamba2Prefill(params, slice_.most_tokens, convolved_, stream_.get());
+  }
+}
+
+void NarrowOps::Launch(const AttentionOp& op) {
+  AttentionParams params = MixerParams(op, program_, weights_, state_, slice_);
+  params.qkv = Values(op.input);
+  params.qkv_stride = Stride(op.input);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  params.partial = partial_;
+  params.arrivals = counters_.as<unsigned>();
+  if (slice_.most_tokens == 1) {
+    LaunchAttentionStep(params, stream_.get());
+  } else {
+    LaunchKvAppend(params, stream_.get());
+    LaunchAttention(params, stream_.get());
+  }
+}
+
+void NarrowOps::Launch(const RouterOp& op) {
+  LinearParams params = Params(op.input, op.norm, slice_.rows);
+  params.matrix = weights_.matrix(op.router.weight);
+  params.bias = weights_.vector(op.router.bias);
+  params.epilogue = LinearEpilogue::kRouter;
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.top_k = Narrow(op.top_k);
+  params.scores = scores_;
+  params.arrivals = counters_.as<unsigned>();
+  const LinearShape shape = Shape();
+  if (ReadsRounded(shape, slice_.rows))
+    params.rounded_input = RoundedInput(op.input, params.input, slice_.rows, nullptr);
+  params.rounded_input_stride = RoundedStride(op.input);
+  LaunchLinear(params, shape, stream_.get());
+}
+
+void NarrowOps::Launch(const ExpertGateUpOp& op) {
+  ExpertParams params;
+  params.linear = Params(op.input, op.norm, slice_.rows);
+  params.linear.matrix = weights_.stack(op.gate_up);
+  params.linear.epilogue = LinearEpilogue::kSiluMul;
+  params.linear.output = Values(op.output);
+  params.linear.output_stride = Stride(op.output);
+  params.routing = Values(op.routing);
+  params.routing_stride = Stride(op.routing);
+  params.top_k = Narrow(op.top_k);
+  ShareLaunch(params);
+  if (joined_router_ != nullptr) {
+    params.router = weights_.matrix(joined_router_->router.weight);
+    params.router_bias = weights_.vector(joined_router_->router.bias);
+    params.chosen = Values(op.routing);
+  }
+  LaunchExpertGateUp(params, Shape(), stream_.get());
+}
+
+void NarrowOps::Launch(const ExpertDownOp& op) {
+  ExpertParams params;
+  params.linear = Params(op.input, std::nullopt, slice_.rows);
+  params.linear.matrix = weights_.stack(op.down);
+  params.linear.epilogue = LinearEpilogue::kAdd;
+  params.linear.scale = op.scale;
+  params.linear.output = Values(op.output);
+  params.linear.output_stride = Stride(op.output);
+  params.routing = Values(op.routing);
+  params.routing_stride = Stride(op.routing);
+  params.top_k = Narrow(op.top_k);
+  ShareLaunch(params);
+  LaunchExpertDown(params, Shape(), stream_.get());
+}
+
+}  // namespace adder::cuda

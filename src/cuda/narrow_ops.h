@@ -1,0 +1,90 @@
+// The ops of a program over slices of few tokens, and over steps of decoding.
+//
+// Owns the activation buffers of those slices; WideOps, for many tokens, has its own.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/device_memory.h"
+#include "cuda/device_state.h"
+#include "cuda/device_weights.h"
+#include "cuda/kernels/linear.h"
+#include "cuda/slice.h"
+#include "program/program.h"
+
+namespace adder::cuda {
+
+// Tokens of a slice at most.
+inline constexpr int kNarrowSliceRows = 512;
+// Rows of logits at most, and sequences of a decoding step.
+inline constexpr int kMostDecodeRows = 256;
+
+class NarrowOps {
+ public:
+  // Takes the memory. The arguments must outlive it. `f32`: see CudaOptions.
+  NarrowOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
+            const Stream& stream, int multiprocessors, bool f32);
+
+  // Puts one op on the stream, for all rows of the slice.
+  void Launch(const Op& op, const Slice& slice);
+  // Of a decoding step: the same for the op with this number, which may be launched together with
+  // its neighbours; one whose work another's launch does puts nothing on the stream.
+  void LaunchOfStep(size_t index, const Slice& slice);
+  // The head for `rows` rows, at most kMostDecodeRows: row i is row input_rows[i] (on the device)
+  // of `input`, rows as distant as this class's.
+  void LaunchHead(const LinearOp& head, int rows, const float* input, const int* input_rows);
+
+  float* Values(BufferId id) const { return buffers_[static_cast<size_t>(id)]; }
+  int Width(BufferId id) const;
+  // In floats.
+  int Stride(BufferId id) const;
+
+ private:
+  void AllocateBuffers();
+  void AllocateRounded();
+  int RoundedStride(BufferId id) const;
+  uint16_t* RoundedOutput(BufferId id);
+  const uint16_t* RoundedInput(BufferId id, const float* values, int rows, const int* input_rows);
+
+  const LinearOp* SharedExpertOf(size_t index) const;
+  bool JoinsGates(size_t index) const;
+  void ShareLaunch(ExpertParams& params) const;
+
+  LinearShape Shape() const;
+  LinearParams Params(BufferId input, const std::optional<RmsNorm>& norm, int tokens) const;
+  void LaunchLinearOp(const LinearOp& op, int tokens, const float* input, const int* input_rows);
+  void Launch(const EmbedOp& op);
+  void Launch(const LinearOp& op);
+  void Launch(const Mamba2Op& op);
+  void Launch(const AttentionOp& op);
+  void Launch(const RouterOp& op);
+  void Launch(const ExpertGateUpOp& op);
+  void Launch(const ExpertDownOp& op);
+
+  const Program& program_;
+  const DeviceWeights& weights_;
+  const DeviceState& state_;
+  const Stream& stream_;
+  const int multiprocessors_;
+  const bool f32_;
+
+  DeviceMemory activations_;
+  std::vector<float*> buffers_;
+  // Buffers that matrices read also exist rounded to bf16, in rows of 16-byte multiples: matrix
+  // kernels of many tokens read those. Kernels that can write both; after others a kernel rounds.
+  DeviceMemory rounded_memory_;
+  std::vector<uint16_t*> rounded_;   // per buffer; null: never read
+  std::vector<bool> rounded_fresh_;  // whether it holds the buffer's values
+  float* convolved_ = nullptr;
+  float* partial_ = nullptr;
+  float* scores_ = nullptr;
+  float* normalized_ = nullptr;
+  DeviceMemory counters_;
+
+  Slice slice_;                              // what is being launched
+  const LinearOp* shared_expert_ = nullptr;  // that the op being launched takes in
+  const RouterOp* joined_router_ = nullptr;  // likewise
+};
+
+}  // namespace adder::cuda

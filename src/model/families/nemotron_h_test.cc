@@ -1,0 +1,102 @@
+#include <gtest/gtest.h>
+
+#include "model/family_test_support.h"
+
+namespace adder {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of this room's tests
+
+const char* const kConfig = R"({
+  "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hidden_size": 24,
+  "hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "intermediate_size": 14,
+  "num_attention_heads": 6, "num_key_value_heads": 3, "attention_head_dim": 10, "vocab_size": 50,
+  "layer_norm_epsilon": 1e-6, "mamba_num_heads": 6, "mamba_head_dim": 5, "n_groups": 2,
+  "ssm_state_size": 7, "conv_kernel": 4, "chunk_size": 32, "time_step_limit": [0.0, Infinity],
+  "mlp_hidden_act": "relu2", "n_routed_experts": 8, "n_shared_experts": 1,
+  "moe_intermediate_size": 9, "moe_shared_expert_intermediate_size": 11,
+  "num_experts_per_tok": 2, "routed_scaling_factor": 2.5, "n_group": 4, "topk_group": 2,
+  "norm_topk_prob": true, "tie_word_embeddings": false})";
+
+Json Config() { return ParseJson(kConfig, "config.json"); }
+
+TEST(NemotronH, PlanFollowsTheConfig) {
+  const Plan plan = BuildPlan(Config());
+  ASSERT_EQ(plan.blocks.size(), 4u);
+  const auto& mamba = std::get<Mamba2>(plan.blocks[0].mixers[0]);
+  EXPECT_EQ(mamba.inner(), 30);  // not expand x hidden_size
+  EXPECT_EQ(mamba.gated_norm->groups, 2);
+  EXPECT_FLOAT_EQ(mamba.gated_norm->eps, 1e-6f);
+  const auto& moe = std::get<MoeMlp>(plan.blocks[1].mixers[0]);
+  EXPECT_FALSE(moe.gated);
+  EXPECT_EQ(moe.activation, Activation::kRelu2);
+  EXPECT_EQ(moe.intermediate, 9);
+  EXPECT_EQ(moe.routing.scores, RouterScores::kSigmoid);
+  EXPECT_EQ(moe.routing.groups, 4);
+  EXPECT_EQ(moe.routing.top_groups, 2);
+  EXPECT_TRUE(moe.routing.normalize);
+  EXPECT_EQ(moe.routing.scale, 2.5f);
+  EXPECT_EQ(plan.vectors[moe.routing.choice_bias].parts[0].tensor,
+            "backbone.layers.1.mixer.gate.e_score_correction_bias");
+  EXPECT_TRUE(plan.matrices[moe.router.weight].always_float);
+  const auto& shared = std::get<DenseMlp>(plan.blocks[1].mixers[1]);
+  EXPECT_FALSE(shared.gated);
+  EXPECT_EQ(shared.intermediate, 11);
+  const auto& attention = std::get<Attention>(plan.blocks[2].mixers[0]);
+  EXPECT_EQ(attention.head_dim, 10);
+  EXPECT_FALSE(attention.rope.has_value());
+  const auto& mlp = std::get<DenseMlp>(plan.blocks[3].mixers[0]);
+  EXPECT_FALSE(mlp.gated);
+  EXPECT_EQ(mlp.activation, Activation::kRelu2);
+}
+
+TEST(NemotronH, LayersMayBeListedByName) {
+  Json config = Without(Without(Config(), "hybrid_override_pattern"), "num_hidden_layers");
+  config["layers_block_type"] = {"attention", "mlp", "mamba", "moe"};
+  const Plan plan = BuildPlan(config);
+  EXPECT_EQ(MixerName(plan.blocks[0].mixers[0]), "Attention");
+  EXPECT_EQ(MixerName(plan.blocks[1].mixers[0]), "DenseMlp");
+  EXPECT_EQ(MixerName(plan.blocks[2].mixers[0]), "Mamba2");
+  EXPECT_EQ(MixerName(plan.blocks[3].mixers[0]), "MoeMlp");
+}
+
+TEST(NemotronH, MlxFilesStackTheExperts) {
+  const Plan plan = BuildPlan(Config(), TensorNames::Planned(true));
+  const auto& moe = std::get<MoeMlp>(plan.blocks[1].mixers[0]);
+  EXPECT_EQ(plan.matrices[moe.gate_up[3]].parts[0].module,
+            "backbone.layers.1.mixer.switch_mlp.fc1");
+  EXPECT_EQ(plan.matrices[moe.down[3]].parts[0].module, "backbone.layers.1.mixer.switch_mlp.fc2");
+}
+
+TEST(NemotronH, UnimplementedAndAbsurdValuesAreRefused) {
+  ExpectRefused(Config(), "hybrid_override_pattern", "\"MX*-\"", "hybrid_override_pattern");
+  ExpectRefused(Config(), "hybrid_override_pattern", "\"\"", "hybrid_override_pattern");
+  ExpectRefused(Config(), "num_hidden_layers", "5", "num_hidden_layers is 5");
+  ExpectRefused(Config(), "moe_latent_size", "8", "moe_latent_size is 8");
+  ExpectRefused(Config(), "sliding_window", "8", "sliding_window is 8");
+  ExpectRefused(Config(), "mlp_hidden_act", "\"tanh\"", "mlp_hidden_act is \"tanh\"");
+  ExpectRefused(Config(), "mamba_proj_bias", "true", "mamba_proj_bias is true");
+  ExpectRefused(Config(), "n_group", "3", "n_group");
+  ExpectRefused(Config(), "topk_group", "5", "topk_group");
+  ExpectAbsurdSizesRefused(Config(),
+                           {"hidden_size", "intermediate_size", "vocab_size", "mamba_num_heads",
+                            "ssm_state_size", "n_routed_experts", "moe_intermediate_size"});
+}
+
+TEST(NemotronH, ClaimsEveryTensorOfTheConformanceCases) {
+  ADDER_SKIP_WITHOUT("conformance");
+  CheckConformanceCase("models/nemotron_h_dense");
+  CheckConformanceCase("models/nemotron_h_moe");
+  CheckConformanceCase("mlx/nemotron_h_4bit");
+}
+
+TEST(NemotronH, RealGeometries) {
+  ADDER_SKIP_WITHOUT("geometries");
+  for (const char* name :
+       {"nemotron-3-nano-30b-a3b", "nemotron-h-8b", "nvidia-nemotron-nano-9b-v2"}) {
+    CheckGeometry(name);
+  }
+}
+
+}  // namespace
+}  // namespace adder

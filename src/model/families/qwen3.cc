@@ -1,0 +1,52 @@
+// Qwen3: Llama's layers with a norm of every head's q and k before the rotary embedding.
+// Hugging Face and MLX files use the same names.
+#include <cmath>
+
+#include "model/family_fields.h"
+
+namespace adder {
+namespace {
+
+Plan Build(const JsonObject& config, const TensorNames& names) {
+  Plan plan;
+  plan.family = "qwen3";
+  plan.vocab = ReadVocab(config, {"vocab_size"});
+  plan.hidden = ReadSize(config, {"hidden_size"});
+  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 32768);
+  const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
+  const int64_t intermediate = ReadSize(config, {"intermediate_size"});
+  const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);
+  const Activation activation = ReadActivation(config, {"hidden_act"});
+  const bool attention_bias = config.Bool({"attention_bias"}, false);
+  RequireBool(config, "use_sliding_window", false);
+
+  Attention sizes = ReadAttentionSizes(config, plan.hidden, 128);
+  sizes.scale = 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));
+  sizes.rope = ReadRope(config, sizes.head_dim);
+
+  const bool tied = ReadTied(config, {"tie_word_embeddings"}, names, "lm_head.weight");
+  AddEmbeddingAndHead(plan, "model.embed_tokens", "model.norm", "lm_head", tied, eps);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer);
+    Attention attention = AddAttention(plan, prefix + ".self_attn", sizes, attention_bias);
+    AddHeadNorms(plan, prefix + ".self_attn", "q_norm", "k_norm", eps, attention);
+    plan.blocks.push_back(MakeBlock(plan, layer, prefix + ".input_layernorm", eps, {attention}, 1));
+    plan.blocks.push_back(
+        MakeBlock(plan, layer, prefix + ".post_attention_layernorm", eps,
+                  {AddGateUpMlp(plan, prefix + ".mlp", intermediate, activation, false)}, 1));
+  }
+  ValidatePlan(plan);
+  return plan;
+}
+
+}  // namespace
+
+extern const Family kFamily_qwen3;
+const Family kFamily_qwen3 = {
+    "qwen3",
+    "Qwen3: attention with normed heads, and MLP",
+    {"Qwen3ForCausalLM"},
+    Build,
+};
+
+}  // namespace adder

@@ -1,0 +1,88 @@
+// Qwen3 with a mixture of experts in most layers: softmax over all experts, of which the chosen
+// ones' weights are normalised when norm_topk_prob says so. Layers in mlp_only_layers, and those
+// that decoder_sparse_step leaves out, have one MLP.
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "model/family_fields.h"
+
+namespace adder {
+namespace {
+
+// Which layers have experts.
+std::vector<bool> ReadSparseLayers(const JsonObject& config, int64_t layers) {
+  const int64_t step = ReadSize(config, {"decoder_sparse_step"}, 1);
+  std::vector<bool> sparse;
+  for (int64_t layer = 0; layer < layers; ++layer) sparse.push_back((layer + 1) % step == 0);
+  for (const double index : config.Numbers({"mlp_only_layers"})) {
+    // Written so that NaN and fractions fail.
+    if (!(index >= 0 && index < static_cast<double>(layers)) || index != std::floor(index)) {
+      Fail(config.where(), ": the field mlp_only_layers has the entry ", index,
+           "; layers are numbered 0 to ", layers - 1, ".");
+    }
+    sparse[static_cast<size_t>(index)] = false;
+  }
+  return sparse;
+}
+
+Plan Build(const JsonObject& config, const TensorNames& names) {
+  Plan plan;
+  plan.family = "qwen3_moe";
+  plan.vocab = ReadVocab(config, {"vocab_size"});
+  plan.hidden = ReadSize(config, {"hidden_size"});
+  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 32768);
+  const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
+  const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);
+  const Activation activation = ReadActivation(config, {"hidden_act"});
+  const bool attention_bias = config.Bool({"attention_bias"}, false);
+  RequireBool(config, "use_sliding_window", false);
+
+  const std::vector<bool> sparse = ReadSparseLayers(config, layers);
+  const bool any_dense = std::find(sparse.begin(), sparse.end(), false) != sparse.end();
+  const int64_t intermediate = any_dense ? ReadSize(config, {"intermediate_size"}) : 0;
+  MoeMlp experts;
+  experts.experts = config.Int({"num_experts", "num_local_experts"}, 1, kMaxExpertsInAll / layers);
+  experts.top_k = config.Int({"num_experts_per_tok"}, 1, experts.experts);
+  experts.intermediate = ReadSize(config, {"moe_intermediate_size"});
+  experts.activation = activation;
+  experts.routing.normalize = config.Bool({"norm_topk_prob"}, false);
+
+  Attention sizes = ReadAttentionSizes(config, plan.hidden);
+  sizes.scale = 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));
+  sizes.rope = ReadRope(config, sizes.head_dim);
+
+  const bool tied = ReadTied(config, {"tie_word_embeddings"}, names, "lm_head.weight");
+  AddEmbeddingAndHead(plan, "model.embed_tokens", "model.norm", "lm_head", tied, eps);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer);
+    Attention attention = AddAttention(plan, prefix + ".self_attn", sizes, attention_bias);
+    AddHeadNorms(plan, prefix + ".self_attn", "q_norm", "k_norm", eps, attention);
+    plan.blocks.push_back(MakeBlock(plan, layer, prefix + ".input_layernorm", eps, {attention}, 1));
+    Mixer mlp;
+    if (sparse[static_cast<size_t>(layer)]) {
+      MoeMlp moe = experts;
+      moe.router = AddLinear(plan, prefix + ".mlp.gate", moe.experts, plan.hidden, false);
+      AddGateUpExperts(plan, prefix + ".mlp", names, moe);
+      mlp = std::move(moe);
+    } else {
+      mlp = AddGateUpMlp(plan, prefix + ".mlp", intermediate, activation, false);
+    }
+    plan.blocks.push_back(
+        MakeBlock(plan, layer, prefix + ".post_attention_layernorm", eps, {std::move(mlp)}, 1));
+  }
+  ValidatePlan(plan);
+  return plan;
+}
+
+}  // namespace
+
+extern const Family kFamily_qwen3_moe;
+const Family kFamily_qwen3_moe = {
+    "qwen3_moe",
+    "Qwen3 with a mixture of experts",
+    {"Qwen3MoeForCausalLM"},
+    Build,
+};
+
+}  // namespace adder

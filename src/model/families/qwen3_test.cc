@@ -1,0 +1,50 @@
+#include <gtest/gtest.h>
+
+#include "model/family_test_support.h"
+
+namespace adder {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of this room's tests
+
+const char* const kConfig = R"({
+  "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 24,
+  "intermediate_size": 14, "num_hidden_layers": 2, "num_attention_heads": 6,
+  "num_key_value_heads": 3, "head_dim": 10, "vocab_size": 50, "rms_norm_eps": 1e-6,
+  "rope_theta": 1000000, "rope_scaling": null, "sliding_window": null,
+  "use_sliding_window": false, "tie_word_embeddings": true})";
+
+Json Config() { return ParseJson(kConfig, "config.json"); }
+
+TEST(Qwen3, PlanFollowsTheConfig) {
+  const Plan plan = BuildPlan(Config());
+  ASSERT_EQ(plan.blocks.size(), 4u);
+  const auto& attention = std::get<Attention>(plan.blocks[0].mixers[0]);
+  EXPECT_EQ(attention.head_dim, 10);
+  EXPECT_FALSE(attention.qk_norm_after_rope);
+  ASSERT_TRUE(attention.q_norm && attention.k_norm);
+  EXPECT_EQ(plan.vectors[attention.q_norm->weight].parts[0].tensor,
+            "model.layers.0.self_attn.q_norm.weight");
+  EXPECT_EQ(plan.vectors[attention.k_norm->weight].parts[0].tensor,
+            "model.layers.0.self_attn.k_norm.weight");
+  EXPECT_EQ(plan.head.weight, plan.embedding);
+  // The reference's class knows no hidden_size / heads.
+  EXPECT_EQ(
+      std::get<Attention>(BuildPlan(Without(Config(), "head_dim")).blocks[0].mixers[0]).head_dim,
+      128);
+}
+
+TEST(Qwen3, UnimplementedAndAbsurdValuesAreRefused) {
+  ExpectRefused(Config(), "use_sliding_window", "true", "use_sliding_window is true");
+  ExpectRefused(Config(), "hidden_act", "\"gelu\"", "hidden_act");
+  ExpectAbsurdSizesRefused(Config(), {"hidden_size", "intermediate_size", "num_hidden_layers",
+                                      "num_attention_heads", "vocab_size", "head_dim"});
+}
+
+TEST(Qwen3, ClaimsEveryTensorOfTheConformanceCase) {
+  ADDER_SKIP_WITHOUT("conformance");
+  CheckConformanceCase("models/qwen3");
+}
+
+}  // namespace
+}  // namespace adder
