@@ -222,21 +222,24 @@ __global__ void __launch_bounds__(
 
   // What was routed is known (down): the launch of gates triggers only then.
   if (kExperts != Experts::kGateUp || is_shared) copy_first();
-  // This lane's columns: two here and two kSecond beyond.
+  // This lane's columns: two here and two kSecond beyond, then all of that farther on.
   const int first_col = thread / 16 * kChunkCols + LaneColumns<F>::First(lane);
   constexpr int kSecond = LaneColumns<F>::kSecond;
+  const int prepared_at_once = params.preparing_warps * 2 * kChunkCols;
   const auto load_pair = [&](const float* from, int col, float otherwise) {
     return col < m.cols ? *reinterpret_cast<const float2*>(from + col)
                         : make_float2(otherwise, otherwise);
   };
   float2 norm[2];
-  norm[0] = norm[1] = make_float2(1, 1);
-  const auto load_norm = [&](int col) {
+  float2 next_norm[2];
+  norm[0] = norm[1] = next_norm[0] = next_norm[1] = make_float2(1, 1);
+  const auto load_norm = [&](float2(&to)[2], int col) {
     if (!has_norm) return;
-    norm[0] = load_pair(p.norm_weight, col, 1);
-    norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
+    to[0] = load_pair(p.norm_weight, col, 1);
+    to[1] = load_pair(p.norm_weight, col + kSecond, 1);
   };
-  load_norm(first_col);
+  load_norm(norm, first_col);
+  load_norm(next_norm, first_col + prepared_at_once);
   if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
   // In blocks: the row that this thread finishes, if it does.
   const int finish_tile = block * params.row_warps + warp;
@@ -256,7 +259,6 @@ __global__ void __launch_bounds__(
   if (p.input_rows != nullptr) input += static_cast<long long>(*p.input_rows) * p.input_stride;
   float squares = 0;
   if (prepares) {
-    const int step = params.preparing_warps * 2 * kChunkCols;
     const auto load_input = [&](int col, float2& x, float2& y) {
       if constexpr (kExperts == Experts::kDown) {
         const int span = col / kSpanCols;
@@ -283,7 +285,7 @@ __global__ void __launch_bounds__(
     for (int col = first_col;;) {
       float2 next_x;
       float2 next_y;
-      load_input(col + step, next_x, next_y);
+      load_input(col + prepared_at_once, next_x, next_y);
       if constexpr (kNormalizes) {
         x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
       }
@@ -296,12 +298,13 @@ __global__ void __launch_bounds__(
         SplitActivations(x, to, stride);
         SplitActivations(y, to + kSecond, stride);
       }
-      col += step;
+      col += prepared_at_once;
       // The same for all of a warp, whose lanes work together.
       if (col - first_col + warp * 2 * kChunkCols >= columns) break;
-      load_norm(col);
       x = next_x;
       y = next_y;
+      norm[0] = next_norm[0], norm[1] = next_norm[1];
+      load_norm(next_norm, col + prepared_at_once);
     }
   } else if (has_norm) {
     // Many at a time: few warps wait for them.
