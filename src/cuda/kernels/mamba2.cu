@@ -249,6 +249,7 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   const auto kernel = params.head_dim % 4 != 0 ? Mamba2StepKernel<kMaxTaps, false>
                       : params.d_conv != 4     ? Mamba2StepKernel<kMaxTaps, true>
                                                : Mamba2StepKernel<4, true>;
+  PreferSharedMemory(kernel);
   Launch("the Mamba-2 step kernel", kernel, GridOf(params),
          dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params);
 }

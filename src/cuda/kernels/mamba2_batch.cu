@@ -4,13 +4,13 @@
 // goes over its heads, part by part (see mamba2_step.cuh), every thread with the same elements of
 // each part. B and C are convolved once per block.
 //
-// Phases: (1) each thread starts copying its elements of the first kStages heads to a ring in
-// shared memory, into which it alone looks (whole heads, which are contiguous: devices do not like
-// to fetch half of each row), and loads what earlier steps wrote of windows; (2) PdlWait; (3) each
-// warp convolves its own rows of B and C; then, in turns of as many parts as the block has warps:
-// (4) a warp makes x and dt of one of them, a channel per lane; barrier; (5) part by part, all
-// warps update the state, write it back, and leave their sums of C . state; behind a head's last
-// part they ask for the head kStages ahead; barrier; (6) a warp adds up the sums of its part,
+// Phases: (1) each thread loads what earlier steps wrote of windows, and starts copying its
+// elements of the first kStages heads to a ring in shared memory, into which it alone looks (whole
+// heads, which are contiguous: devices do not like to fetch half of each row); (2) PdlWait; (3)
+// each warp convolves its own rows of B and C; then, in turns of as many parts as the block has
+// warps: (4) a warp makes x and dt of one of them, a channel per lane; barrier; (5) part by part,
+// all warps update the state, write it back, and leave their sums of C . state; behind a head's
+// last part they ask for the head kStages ahead; barrier; (6) a warp adds up the sums of its part,
 // applies D and the gate. What (4) needs is loaded one turn ahead.
 // Preconditions: as mamba2.cu, and head_dim is a multiple of four.
 #include <cuda_bf16.h>
@@ -26,9 +26,11 @@
 namespace adder::cuda {
 namespace {
 
-// With four warps, these and their shared memory fill a multiprocessor.
-constexpr int kBlocksPerMultiprocessor = 4;
 constexpr int kStages = 3;
+constexpr int kMostBlocksPerMultiprocessor = 4;
+// Of state, for a block: with less, the time before its first state counts; with more, blocks work
+// far from one another, which memory does not like.
+constexpr int kBlockBytes = 128 * 1024;
 
 // A warp's B and C of its own rows, and x, dt and decay of one part of each turn.
 struct alignas(16) OfWarp {
@@ -83,6 +85,13 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   float* ring = run.recurrent + p.conv_offset;
 
   const Place first = place_of(begin);
+  // Before the states, behind which they would have to wait.
+  GroupValues<kTaps> group;
+  group.Load(p, ring, d_conv, channels, first, run.position);
+  HeadValues<kTaps> next_head;
+  Place next = place_of(min(begin + first.warp, end - 1));
+  next_head.Load(p, ring, d_conv, channels, next, run.position);
+
   float4* const own_state = shared_memory + threadIdx.x;  // [part of the ring][row][thread]
   const long long beyond_head =
       static_cast<long long>(p.d_state) * p.head_dim - parts_of_head * kPart;
@@ -112,11 +121,6 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 #pragma unroll 1
   for (int i = 0; i < kStages; ++i) copy_head(i * parts_of_head);
 
-  GroupValues<kTaps> group;
-  group.Load(p, ring, d_conv, channels, first, run.position);
-  HeadValues<kTaps> next_head;
-  Place next = place_of(min(begin + first.warp, end - 1));
-  next_head.Load(p, ring, d_conv, channels, next, run.position);
   const float* projected = p.projected + static_cast<long long>(run.row) * p.projected_stride;
   float* output = p.output + static_cast<long long>(run.row) * p.output_stride;
   float* newest = ring + static_cast<long long>(run.position % d_conv) * channels;
@@ -205,10 +209,18 @@ void LaunchMamba2BatchStep(const Mamba2Params& params, cudaStream_t stream) {
   const int warps = WarpsOf(params);
   const size_t shared = SharedBytes(warps, PartsOfHead(params));
   AllowSharedMemory(kernel, shared);
-  const int blocks = params.multiprocessors * kBlocksPerMultiprocessor;
-  const int pieces = params.pieces != 0 ? params.pieces
-                                        : std::clamp(blocks / (params.run_count * params.groups), 1,
-                                                     params.heads / params.groups);
+  const int heads_of_group = params.heads / params.groups;
+  int pieces = params.pieces;
+  if (pieces == 0) {
+    const int resident =
+        std::clamp(DeviceSharedBytes() / static_cast<int>(shared), 1, kMostBlocksPerMultiprocessor);
+    // Whole turns of the device, so that all multiprocessors end together.
+    const int of_turn =
+        std::max(1, params.multiprocessors * resident / (params.run_count * params.groups));
+    const int bytes = heads_of_group * params.d_state * params.head_dim * 4 / of_turn;
+    pieces =
+        std::min(heads_of_group, of_turn * std::max(1, (bytes + kBlockBytes / 2) / kBlockBytes));
+  }
   Launch("the Mamba-2 batch step kernel", kernel,
          dim3(static_cast<unsigned>(pieces), static_cast<unsigned>(params.groups),
               static_cast<unsigned>(params.run_count)),

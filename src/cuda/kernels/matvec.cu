@@ -578,6 +578,7 @@ struct Launcher {
     params.preparing_warps = std::max(
         warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
     const int norm_warps = params.linear.norm_weight != nullptr ? kNormWarps : 0;
+    PreferSharedMemory(kernel);
     Launch("the matrix-vector kernel", kernel, dim3(static_cast<unsigned>(blocks), grid_y),
            dim3(static_cast<unsigned>((params.preparing_warps + norm_warps) * 32)), shared, stream,
            params);
