@@ -489,7 +489,6 @@ void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream
   const auto kernel = params.head_dim <= 64    ? AttentionStepKernel<1>
                       : params.head_dim <= 128 ? AttentionStepKernel<2>
                                                : AttentionStepKernel<4>;
-  PreferSharedMemory(kernel);
   LaunchClusters("the attention step kernel", kernel,
                  dim3(static_cast<unsigned>(units << spread.cluster_shift),
                       static_cast<unsigned>(params.kv_heads * spread.owners),

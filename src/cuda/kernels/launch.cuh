@@ -47,16 +47,6 @@ inline bool DeviceHasClusters() { return DeviceHasPdl(); }
 // Dynamic shared memory that a block may have, with room for 1 KB of static.
 int DeviceSharedBytes();
 
-// Has multiprocessors that run the kernel split their memory all in favour of shared memory. Blocks
-// launched ahead fit beside those of the kernel before only where that was also asked for; else
-// they crowd on the multiprocessors that are free, or wait. For the kernels of small steps.
-template <class Kernel>
-void PreferSharedMemory(Kernel kernel) {
-  Check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                             cudaSharedmemCarveoutMaxShared),
-        "preferring shared memory");
-}
-
 // Launches clusters of `cluster` blocks; without clusters the device must be asked for one block.
 template <class... KernelArgs, class... Args>
 void LaunchClusters(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,

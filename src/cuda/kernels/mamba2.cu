@@ -231,12 +231,12 @@ dim3 GridOf(const Mamba2Params& p) {
 }
 int WarpsOf(const Mamba2Params& p) { return (p.d_state + kWarpRows - 1) / kWarpRows; }
 
-// Whether a device needs several turns for a block per part: latency then counts less than bytes.
+// Whether there are so many blocks of a part that latency counts less than bytes.
 bool IsBatch(const Mamba2Params& p) {
-  constexpr int kThreadsOfTwoTurns = 2 * 512;  // of a multiprocessor
+  constexpr int kThreads = 768;  // of a multiprocessor, as measured
   const dim3 grid = GridOf(p);
   return grid.x * grid.y * grid.z * static_cast<unsigned>(WarpsOf(p)) * 32 >=
-         static_cast<unsigned>(kThreadsOfTwoTurns * p.multiprocessors);
+         static_cast<unsigned>(kThreads * p.multiprocessors);
 }
 
 }  // namespace
@@ -249,7 +249,6 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   const auto kernel = params.head_dim % 4 != 0 ? Mamba2StepKernel<kMaxTaps, false>
                       : params.d_conv != 4     ? Mamba2StepKernel<kMaxTaps, true>
                                                : Mamba2StepKernel<4, true>;
-  PreferSharedMemory(kernel);
   Launch("the Mamba-2 step kernel", kernel, GridOf(params),
          dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params);
 }

@@ -40,11 +40,10 @@ struct alignas(16) OfWarp {
   StepSize step;
 };
 
-size_t SharedBytes(int warps, int parts_of_head) {
+size_t SharedBytes(int warps, int ring_parts) {
   const auto count = static_cast<size_t>(warps);
-  const auto ring_parts = static_cast<size_t>(kStages * parts_of_head);
-  return ring_parts * count * 32 * kRows * sizeof(float4) + count * sizeof(OfWarp) +
-         count * count * kPart * sizeof(float);
+  return static_cast<size_t>(ring_parts) * count * 32 * kRows * sizeof(float4) +
+         count * sizeof(OfWarp) + count * count * kPart * sizeof(float);
 }
 
 // The state of one part after the other, as this lane sees it.
@@ -60,12 +59,12 @@ struct StateCursor {
 
 template <int kTaps>
 __global__ void __launch_bounds__(kMaxThreads, 2)
-    Mamba2BatchStepKernel(const __grid_constant__ Mamba2Params p, const int pieces) {
+    Mamba2BatchStepKernel(const __grid_constant__ Mamba2Params p, const int pieces,
+                          const int ring_parts) {
   extern __shared__ float4 shared_memory[];
   const int threads = static_cast<int>(blockDim.x);
   const int warps = threads / 32;
   const int parts_of_head = (p.head_dim + kPart - 1) / kPart;
-  const int ring_parts = kStages * parts_of_head;
   OfWarp* of_warps = reinterpret_cast<OfWarp*>(shared_memory + ring_parts * kRows * threads);
   float* partial = reinterpret_cast<float*>(of_warps + warps);  // [part of the turn][warp][channel]
   const int heads_of_group = p.heads / p.groups;
@@ -196,10 +195,26 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 int WarpsOf(const Mamba2Params& p) { return (p.d_state + kWarpRows - 1) / kWarpRows; }
 int PartsOfHead(const Mamba2Params& p) { return (p.head_dim + kPart - 1) / kPart; }
 
+// Blocks per sequence and group.
+int PiecesOf(const Mamba2Params& p) {
+  const int heads = p.heads / p.groups;
+  const int groups = p.run_count * p.groups;
+  const auto blocks_at_once = [&](int ring_heads) {
+    const size_t shared = SharedBytes(WarpsOf(p), ring_heads * PartsOfHead(p));
+    return p.multiprocessors * std::clamp(DeviceSharedBytes() / static_cast<int>(shared), 1,
+                                          kMostBlocksPerMultiprocessor);
+  };
+  if (heads * groups <= blocks_at_once(1)) return heads;
+  // Whole turns of the device, so that all multiprocessors end together.
+  const int of_turn = std::max(1, blocks_at_once(kStages) / groups);
+  const int bytes = heads / of_turn * p.d_state * p.head_dim * 4;
+  return std::min(heads, of_turn * std::max(1, (bytes + kBlockBytes / 2) / kBlockBytes));
+}
+
 }  // namespace
 
 bool CanStepAsBatch(const Mamba2Params& params) {
-  return params.head_dim % 4 == 0 && SharedBytes(WarpsOf(params), PartsOfHead(params)) <=
+  return params.head_dim % 4 == 0 && SharedBytes(WarpsOf(params), kStages * PartsOfHead(params)) <=
                                          static_cast<size_t>(DeviceSharedBytes());
 }
 
@@ -207,24 +222,17 @@ void LaunchMamba2BatchStep(const Mamba2Params& params, cudaStream_t stream) {
   const auto kernel =
       params.d_conv != 4 ? Mamba2BatchStepKernel<kMaxTaps> : Mamba2BatchStepKernel<4>;
   const int warps = WarpsOf(params);
-  const size_t shared = SharedBytes(warps, PartsOfHead(params));
-  AllowSharedMemory(kernel, shared);
-  const int heads_of_group = params.heads / params.groups;
-  int pieces = params.pieces;
-  if (pieces == 0) {
-    const int resident =
-        std::clamp(DeviceSharedBytes() / static_cast<int>(shared), 1, kMostBlocksPerMultiprocessor);
-    // Whole turns of the device, so that all multiprocessors end together.
-    const int of_turn =
-        std::max(1, params.multiprocessors * resident / (params.run_count * params.groups));
-    const int bytes = heads_of_group * params.d_state * params.head_dim * 4 / of_turn;
-    pieces =
-        std::min(heads_of_group, of_turn * std::max(1, (bytes + kBlockBytes / 2) / kBlockBytes));
-  }
+  const int parts = PartsOfHead(params);
+  const int heads = params.heads / params.groups;
+  const int pieces = params.pieces != 0 ? params.pieces : PiecesOf(params);
+  // Blocks of few heads leave room for others.
+  const int ring_parts = std::min(kStages, (heads + pieces - 1) / pieces) * parts;
+  AllowSharedMemory(kernel, SharedBytes(warps, kStages * parts));
   Launch("the Mamba-2 batch step kernel", kernel,
          dim3(static_cast<unsigned>(pieces), static_cast<unsigned>(params.groups),
               static_cast<unsigned>(params.run_count)),
-         dim3(static_cast<unsigned>(warps) * 32), shared, stream, params, pieces);
+         dim3(static_cast<unsigned>(warps) * 32), SharedBytes(warps, ring_parts), stream, params,
+         pieces, ring_parts);
 }
 
 }  // namespace adder::cuda

@@ -4,7 +4,7 @@
 //
 // Phases: (1) each warp starts copying its first spans of weights to shared memory; (2) PdlWait;
 // (3) the block makes its token's row, times the norm's weight, into operands in shared memory (see
-// matvec_phases.cuh), while warps of their own add up the squares; barrier; (4) warps multiply
+// matvec_phases.cuh), while a warp of its own adds up the squares; barrier; (4) warps multiply
 // their spans. Then, in blocks: partial sums to shared memory, barrier, a warp per tile adds them
 // up and applies the norm's factor, bias and epilogue. In streams: each warp goes over whole tiles,
 // a grid apart, and finishes them itself; no further barrier.
@@ -33,8 +33,6 @@ namespace {
 
 constexpr int kMostWarps = 16;
 constexpr int kStreamWarps = 8;
-// That add up the squares of a row to be normalised, of which each has every other part.
-constexpr int kNormWarps = 2;
 constexpr int kStreamBlocksPerMultiprocessor = 3;
 // Spans that a warp has in flight when it cannot hold all of them.
 constexpr int kRingSpans = 3;
@@ -89,11 +87,13 @@ __device__ __forceinline__ int Quotient(int value, int reciprocal) {
 }
 
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
-__global__ void __launch_bounds__(
-    (kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + kNormWarps * 32,
-    F == WeightFormat::kF16 || F == WeightFormat::kF32 || kExperts == Experts::kRoutedGateUp ? 1
-    : kWalk == Walk::kStream ? kStreamBlocksPerMultiprocessor
-                             : 2) MatvecKernel(const __grid_constant__ MatvecParams params) {
+__global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
+                                  F == WeightFormat::kF16 || F == WeightFormat::kF32 ||
+                                          kExperts == Experts::kRoutedGateUp
+                                      ? 1
+                                  : kWalk == Walk::kStream ? kStreamBlocksPerMultiprocessor
+                                                           : 2)
+    MatvecKernel(const __grid_constant__ MatvecParams params) {
   using Span = WeightSpan<F, kWide>;
   constexpr int kChunks = Span::kChunks;
   constexpr int kSpanCols = kChunks * kChunkCols;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(
   const int routed_spans = params.top_k * params.spans;
 
   // Shared memory: weights [warps][held_spans], activations, their scales, 16 zeros, partial sums
-  // [warps][16], the norm warps' sums of squares, a router's ExpertChoice.
+  // [warps][16], the norm's factor, a router's ExpertChoice.
   extern __shared__ uint4 shared[];
   // This block multiplies the router's matrix, all of it, before its own.
   bool is_routing = kRoutes && !is_shared;
@@ -168,8 +168,8 @@ __global__ void __launch_bounds__(
       activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride);
   float* largest = reinterpret_cast<float*>(zeros + 16);
   float* partial = largest + (IsQuantized(F) ? spans * kChunks : 0);
-  float* sums_of_squares = partial + (kStream ? 0 : warps * kTileRows);
-  const ExpertChoice chosen(sums_of_squares + kNormWarps, kRoutes ? params.router.rows : m.rows);
+  float* factor = partial + (kStream ? 0 : warps * kTileRows);
+  const ExpertChoice chosen(factor + 1, kRoutes ? params.router.rows : m.rows);
 
   // Where the next span to copy lies.
   const int first_tile = block * params.row_warps + row_warp;
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(
 
   // What was routed is known (down): the launch of gates triggers only then.
   if (kExperts != Experts::kGateUp || is_shared) copy_first();
-  // This lane's columns: two here and two kSecond beyond, then all of that farther on.
+  // This lane's columns: two here and two kSecond beyond.
   const int first_col = thread / 16 * kChunkCols + LaneColumns<F>::First(lane);
   constexpr int kSecond = LaneColumns<F>::kSecond;
   const int prepared_at_once = params.preparing_warps * 2 * kChunkCols;
@@ -231,15 +231,20 @@ __global__ void __launch_bounds__(
                         : make_float2(otherwise, otherwise);
   };
   float2 norm[2];
-  float2 next_norm[2];
-  norm[0] = norm[1] = next_norm[0] = next_norm[1] = make_float2(1, 1);
-  const auto load_norm = [&](float2(&to)[2], int col) {
+  norm[0] = norm[1] = make_float2(1, 1);
+  const auto load_norm = [&](int col) {
     if (!has_norm) return;
-    to[0] = load_pair(p.norm_weight, col, 1);
-    to[1] = load_pair(p.norm_weight, col + kSecond, 1);
+    norm[0] = load_pair(p.norm_weight, col, 1);
+    norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
   };
-  load_norm(norm, first_col);
-  load_norm(next_norm, first_col + prepared_at_once);
+  load_norm(first_col);
+  // Those of later columns at least come near, while there is time.
+  if (has_norm && prepares) {
+#pragma unroll 1
+    for (int col = first_col + prepared_at_once; col < m.cols; col += prepared_at_once) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm_weight + col));
+    }
+  }
   if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
   // In blocks: the row that this thread finishes, if it does.
   const int finish_tile = block * params.row_warps + warp;
@@ -301,33 +306,26 @@ __global__ void __launch_bounds__(
       col += prepared_at_once;
       // The same for all of a warp, whose lanes work together.
       if (col - first_col + warp * 2 * kChunkCols >= columns) break;
+      load_norm(col);
       x = next_x;
       y = next_y;
-      norm[0] = next_norm[0], norm[1] = next_norm[1];
-      load_norm(next_norm, col + prepared_at_once);
     }
   } else if (has_norm) {
-    // Many at a time: few warps wait for them.
-#pragma unroll 8
-    for (int col = 4 * (thread - params.preparing_warps * 32); col < m.cols;
-         col += 4 * 32 * kNormWarps) {
+#pragma unroll 4
+    for (int col = 4 * lane; col < m.cols; col += 128) {
       const float4 x = *reinterpret_cast<const float4*>(input + col);
       squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
     }
   }
-  const auto store_squares = [&] {
+  const auto find_factor = [&] {
     if (prepares || !has_norm) return;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);
     }
-    if (lane == 0) sums_of_squares[warp - params.preparing_warps] = squares;
+    if (lane == 0) *factor = rsqrtf(squares * params.inverse_cols + p.norm_eps);
   };
-  const auto norm_factor = [&] {
-    static_assert(kNormWarps == 2);
-    return rsqrtf((sums_of_squares[0] + sums_of_squares[1]) * params.inverse_cols + p.norm_eps);
-  };
-  if constexpr (kStream || kRoutes) store_squares();
+  if constexpr (kStream || kRoutes) find_factor();
   if constexpr (kWalk == Walk::kOnce) {
     // A warp's copies are seen by all its lanes after the barrier.
     CommitCopies();
@@ -360,7 +358,7 @@ __global__ void __launch_bounds__(
   int slot = 0;
   if constexpr (kStream) {
     if (!multiplies) return;
-    const float scale = has_norm ? norm_factor() : 1.0f;
+    const float scale = has_norm ? *factor : 1.0f;
 #pragma unroll 1
     for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
 #pragma unroll 1
@@ -398,7 +396,7 @@ __global__ void __launch_bounds__(
           partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = lane % 4 == 0 ? sums[0] : sums[1];
         }
       }
-      if constexpr (!kRoutes) store_squares();
+      if constexpr (!kRoutes) find_factor();
       __syncthreads();
       if (warp < own_row_warps) {
         // Half a warp adds up every other column warp's sums.
@@ -411,7 +409,7 @@ __global__ void __launch_bounds__(
           y += w < own_column_warps ? from[w * kTileRows] : 0.0f;
         }
         y += __shfl_xor_sync(0xffffffffu, y, 16);
-        if (has_norm) y *= norm_factor();
+        if (has_norm) y *= *factor;
         if (is_routing) {
           const int expert = warp * kTileRows + lane;
           if (lane < kTileRows && expert < params.router.rows) {
@@ -560,9 +558,8 @@ struct Launcher {
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
     const int router_bytes = ExpertChoice::Bytes(
         kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows : params.router.rows);
-    auto shared =
-        static_cast<size_t>(params.weight_spans * kSpanBytes<F, kWide> + activation_bytes + 16 +
-                            partial_bytes + 4 * kNormWarps + router_bytes);
+    auto shared = static_cast<size_t>(params.weight_spans * kSpanBytes<F, kWide> +
+                                      activation_bytes + 16 + partial_bytes + 4 + router_bytes);
     // Of matrices that add to the residual, no two blocks share a multiprocessor: the device puts
     // them together where the blocks of the kernel before leave room. Where nearly every
     // multiprocessor has a block anyway, so much memory only delays them.
@@ -577,10 +574,9 @@ struct Launcher {
     }
     params.preparing_warps = std::max(
         warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
-    const int norm_warps = params.linear.norm_weight != nullptr ? kNormWarps : 0;
-    PreferSharedMemory(kernel);
+    const int helper = params.linear.norm_weight != nullptr ? 1 : 0;
     Launch("the matrix-vector kernel", kernel, dim3(static_cast<unsigned>(blocks), grid_y),
-           dim3(static_cast<unsigned>((params.preparing_warps + norm_warps) * 32)), shared, stream,
+           dim3(static_cast<unsigned>((params.preparing_warps + helper) * 32)), shared, stream,
            params);
   }
 };
