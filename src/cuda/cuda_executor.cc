@@ -51,8 +51,12 @@ class CudaExecutor : public Executor {
         weights_(program_, stream_, options.progress),
         state_(program_, /*kv_bf16=*/!options.f32, stream_),
         device_(DeviceProperties()),
-        ops_(program_, weights_, state_, stream_, device_.multiProcessorCount, f32_),
-        decode_(*this, state_, ops_, stream_) {
+        ops_(program_, weights_, state_, stream_, device_.multiProcessorCount, f32_,
+             kNarrowSliceRows),
+        decode_(*this, state_, ops_, stream_, [this](const Stream& stream, int rows) {
+          return std::make_unique<NarrowOps>(program_, weights_, state_, stream,
+                                             device_.multiProcessorCount, f32_, rows);
+        }) {
     AllocateTable();
   }
 

@@ -8,12 +8,24 @@
 #include "core/error.h"
 #include "cuda/call_counts.h"
 #include "cuda/cuda_call.h"
+#include "cuda/kernels/few_linear.h"
 #include "cuda/kernels/sample.h"
 #include "cuda/nvtx_range.h"
 #include "cuda/part_timing.h"
 #include "program/batch_checks.h"
 
 namespace adder::cuda {
+namespace {
+
+// Lanes of a step, as measured (an H200, granite-4.0-h-350m and mamba2-1.3b): two are faster by 4
+// to 26% for the sizes named here, slower by 4 to 7% for 32 sequences, whose halves are too many
+// for the matrix kernel of few tokens.
+int LanesIn(int bucket) {
+  const int half = bucket / 2;
+  return (half >= 4 && half <= kMostFewTokens) || half >= 32 ? 2 : 1;
+}
+
+}  // namespace
 
 bool DeviceDecode::CanDecode(std::span<const DecodeRow> rows) const {
   if (decoding_ || rows.empty() || rows.size() > kMostDecodeRows) return false;
@@ -28,7 +40,11 @@ bool DeviceDecode::CanDecode(std::span<const DecodeRow> rows) const {
   return true;
 }
 
-void DeviceDecode::Prepare() {
+void DeviceDecode::Prepare(int bucket) {
+  if (LanesIn(bucket) > 1 && second_ops_ == nullptr) {
+    second_ops_ = make_ops_(second_stream_, kMostDecodeRows / 2);
+    second_stream_.Synchronize();
+  }
   if (runs_.bytes() > 0) return;
   constexpr size_t kRows = kMostDecodeRows;
   runs_ = DeviceMemory(kRows * sizeof(SequenceRun));
@@ -42,55 +58,79 @@ void DeviceDecode::Prepare() {
   Upload(row_runs_.data(), identity.data(), kRows * sizeof(int), stream_);
 }
 
+std::vector<DeviceDecode::Lane> DeviceDecode::LanesOf(int bucket) const {
+  if (LanesIn(bucket) == 1) return {{ops_, stream_, 0, bucket}};
+  const int half = bucket / 2;
+  return {{ops_, stream_, 0, half}, {*second_ops_, second_stream_, half, half}};
+}
+
+int DeviceDecode::RowInLane(int bucket, int index) { return index % (bucket / LanesIn(bucket)); }
+
 // A step has a part for every op, and one that chooses tokens.
 int DeviceDecode::StepParts() const { return static_cast<int>(executor_.program().ops.size()) + 1; }
 
-// Puts parts [first, last) of a step of `bucket` rows on the stream.
-void DeviceDecode::LaunchStepParts(int bucket, int first, int last) {
-  Slice slice;
-  slice.runs = runs_.as<const SequenceRun>();
-  slice.tokens = tokens_.as<const int>();
-  slice.row_runs = row_runs_.as<const int>();
-  slice.run_count = bucket;
-  slice.rows = bucket;
-  slice.most_tokens = 1;
-  const int ops = StepParts() - 1;
-  for (int i = first; i < std::min(last, ops); ++i) {
-    ops_.LaunchOfStep(static_cast<size_t>(i), slice);
+// Puts parts [first, last) of a step of `bucket` rows on the stream. Calls `launched` after each
+// part of each lane.
+void DeviceDecode::LaunchStepParts(int bucket, int first, int last,
+                                   const std::function<void(int part)>& launched) {
+  const std::vector<Lane> lanes = LanesOf(bucket);
+  if (lanes.size() > 1) {
+    fork_.Record(stream_);
+    fork_.HoldUp(second_stream_);
   }
-  if (last > ops) LaunchChoice(bucket);
+  for (const Lane& lane : lanes) {
+    for (int part = first; part < last; ++part) {
+      LaunchPart(lane, part);
+      if (launched) launched(part);
+    }
+  }
+  if (lanes.size() > 1) {
+    join_.Record(second_stream_);
+    join_.HoldUp(stream_);
+  }
 }
 
-void DeviceDecode::LaunchChoice(int bucket) {
+void DeviceDecode::LaunchPart(const Lane& lane, int part) {
+  if (part + 1 == StepParts()) return LaunchChoice(lane);
+  Slice slice;
+  slice.runs = runs_.as<const SequenceRun>() + lane.first;
+  slice.tokens = tokens_.as<const int>() + lane.first;
+  slice.row_runs = row_runs_.as<const int>();
+  slice.run_count = lane.rows;
+  slice.rows = lane.rows;
+  slice.most_tokens = 1;
+  lane.ops.LaunchOfStep(static_cast<size_t>(part), slice);
+}
+
+void DeviceDecode::LaunchChoice(const Lane& lane) {
   const NvtxRange range("sample");
   SampleParams params;
   const Program& program = executor_.program();
-  params.logits = ops_.Values(program.logits);
-  params.stride = ops_.Stride(program.logits);
+  params.logits = lane.ops.Values(program.logits);
+  params.stride = lane.ops.Stride(program.logits);
   params.vocab = static_cast<int>(program.plan->vocab);
-  params.rows = bucket;
-  params.sampling = sampling_.as<SamplingRow>();
-  params.history = history_.as<int>();
-  params.runs = runs_.as<SequenceRun>();
-  params.tokens = tokens_.as<int>();
-  params.output = chosen_.as<int>();
+  params.rows = lane.rows;
+  params.sampling = sampling_.as<SamplingRow>() + lane.first;
+  params.history = history_.as<int>() + int64_t{lane.first} * kHistoryTokens;
+  params.runs = runs_.as<SequenceRun>() + lane.first;
+  params.tokens = tokens_.as<int>() + lane.first;
+  params.output = chosen_.as<int>() + lane.first;
   params.output_stride = kMostDecodeRows;
-  LaunchSample(params, stream_.get());
+  LaunchSample(params, lane.stream.get());
 }
 
 // The graph of one step of `bucket` rows: all ops, then sampling.
 const DeviceDecode::StepGraph& DeviceDecode::GraphOf(int bucket) {
   StepGraph& step = graphs_[bucket];
   if (step.graph) return step;
-  step.launches.clear();
+  step.launches.assign(static_cast<size_t>(StepParts()), 0);
+  int64_t before = 0;
   step.graph = Graph::Capture(stream_, [&] {
-    int64_t before = 0;
-    for (int part = 0; part < StepParts(); ++part) {
-      LaunchStepParts(bucket, part, part + 1);
+    LaunchStepParts(bucket, 0, StepParts(), [&](int part) {
       const int64_t nodes = CapturedNodes(stream_);
-      step.launches.push_back(nodes - before);
+      step.launches[static_cast<size_t>(part)] += nodes - before;
       before = nodes;
-    }
+    });
   });
   return step;
 }
@@ -100,7 +140,7 @@ class DeviceDecode::Steps : public DecodeStream {
   Steps(DeviceDecode& decode, std::span<const DecodeRow> rows)
       : decode_(decode), rows_(static_cast<int>(rows.size())) {
     while (bucket_ < rows_) bucket_ *= 2;
-    decode_.Prepare();
+    decode_.Prepare(bucket_);
     for (const DecodeRow& row : rows) {
       sequences_.push_back(row.sequence);
       // Every page of the first step is there before the runs are described.
@@ -154,6 +194,7 @@ class DeviceDecode::Steps : public DecodeStream {
     return {chosen, static_cast<size_t>(rows_)};
   }
 
+  int64_t Lanes() const override { return LanesIn(bucket_); }
   int64_t LaunchesPerStep() const override { return step_->graph.nodes(); }
   std::vector<int64_t> LaunchesPerPart() const override { return step_->launches; }
   DecodeCounters Counters() const override { return counters_; }
@@ -163,7 +204,7 @@ class DeviceDecode::Steps : public DecodeStream {
     for (SequenceId sequence : sequences_) decode_.state_.Reserve(sequence, kTimedSteps);
     return TimeParts(
         decode_.stream_, decode_.StepParts(),
-        [this](int first, int last) { decode_.LaunchStepParts(bucket_, first, last); },
+        [this](int first, int last) { decode_.LaunchStepParts(bucket_, first, last, nullptr); },
         [&] { Describe(rows); });
   }
 
@@ -181,11 +222,11 @@ class DeviceDecode::Steps : public DecodeStream {
     for (int i = 0; i < bucket_; ++i) {
       const auto index = static_cast<size_t>(i);
       if (i >= rows_) {
-        runs.push_back(decode_.state_.ScratchRun(i));
+        runs.push_back(decode_.state_.ScratchRun(RowInLane(bucket_, i)));
         continue;
       }
       const DecodeRow& row = rows[index];
-      runs.push_back(decode_.state_.Run(row.sequence, i, 1));
+      runs.push_back(decode_.state_.Run(row.sequence, RowInLane(bucket_, i), 1));
       tokens[index] = row.token;
       FillSampling(row, sampling[index]);
       UploadHistory(row, i);

@@ -54,6 +54,10 @@ void Event::Record(const Stream& stream) const {
   Check(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
 }
 
+void Event::HoldUp(const Stream& stream) const {
+  Check(cudaStreamWaitEvent(stream.get(), event_), "cudaStreamWaitEvent");
+}
+
 void Event::Synchronize() const {
   ++Calls().event_waits;
   Check(cudaEventSynchronize(event_), "cudaEventSynchronize");

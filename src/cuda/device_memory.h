@@ -80,6 +80,8 @@ class Event {
   }
   cudaEvent_t get() const { return event_; }
   void Record(const Stream& stream) const;
+  // What is put on the stream from now on waits for what was recorded.
+  void HoldUp(const Stream& stream) const;
   void Synchronize() const;
 
  private:

@@ -20,13 +20,14 @@ int Narrow(int64_t value) { return static_cast<int>(value); }
 }  // namespace
 
 NarrowOps::NarrowOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
-                     const Stream& stream, int multiprocessors, bool f32)
+                     const Stream& stream, int multiprocessors, bool f32, int rows)
     : program_(program),
       weights_(weights),
       state_(state),
       stream_(stream),
       multiprocessors_(multiprocessors),
-      f32_(f32) {
+      f32_(f32),
+      rows_(rows) {
   AllocateBuffers();
   AllocateRounded();
 }
@@ -86,6 +87,7 @@ const uint16_t* NarrowOps::RoundedInput(BufferId id, const float* values, int ro
 }
 
 void NarrowOps::AllocateBuffers() {
+  const auto rows = static_cast<size_t>(rows_);
   size_t total = 0;
   std::vector<size_t> offsets;
   const auto add = [&](size_t floats) {
@@ -94,29 +96,27 @@ void NarrowOps::AllocateBuffers() {
   };
   for (size_t b = 0; b < program_.buffers.size(); ++b) {
     const auto id = static_cast<BufferId>(b);
-    const int rows = id == program_.logits ? kMostDecodeRows : kNarrowSliceRows;
-    add(static_cast<size_t>(rows) * static_cast<size_t>(Stride(id)));
+    const int of_buffer = id == program_.logits ? std::min(kMostDecodeRows, rows_) : rows_;
+    add(static_cast<size_t>(of_buffer) * static_cast<size_t>(Stride(id)));
   }
   size_t convolved = 0;
   size_t partial = 0;
   size_t scores = 0;
   size_t normalized = 0;
-  size_t counters = kNarrowSliceRows;
+  size_t counters = rows;
   for (const Op& op : program_.ops) {
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
-      convolved =
-          std::max(convolved, kNarrowSliceRows * static_cast<size_t>(mamba->mixer.conv_channels()));
+      convolved = std::max(convolved, rows * static_cast<size_t>(mamba->mixer.conv_channels()));
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
       const Attention& m = attention->mixer;
-      partial = std::max(
-          partial, AttentionScratchFloats(kNarrowSliceRows, Narrow(m.heads), Narrow(m.head_dim)));
-      counters = std::max(counters, AttentionCounters(kNarrowSliceRows, Narrow(m.heads)));
+      partial =
+          std::max(partial, AttentionScratchFloats(rows_, Narrow(m.heads), Narrow(m.head_dim)));
+      counters = std::max(counters, AttentionCounters(rows_, Narrow(m.heads)));
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      scores = std::max(scores, kNarrowSliceRows * static_cast<size_t>(router->experts));
+      scores = std::max(scores, rows * static_cast<size_t>(router->experts));
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->norm && linear->norm->groups > 1) {
-        normalized =
-            std::max(normalized, kNarrowSliceRows * static_cast<size_t>(Stride(linear->input)));
+        normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
       }
     }
   }
@@ -148,7 +148,8 @@ void NarrowOps::AllocateRounded() {
     if (input == kNoId || rounded_fresh_[static_cast<size_t>(input)]) continue;
     rounded_fresh_[static_cast<size_t>(input)] = true;
     offsets[static_cast<size_t>(input)] = total;
-    total += (kNarrowSliceRows * static_cast<size_t>(RoundedStride(input)) + 63) / 64 * 64;
+    total +=
+        (static_cast<size_t>(rows_) * static_cast<size_t>(RoundedStride(input)) + 63) / 64 * 64;
   }
   rounded_memory_ = DeviceMemory(total * sizeof(uint16_t));
   for (size_t i = 0; i < rounded_.size(); ++i) {

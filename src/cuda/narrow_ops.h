@@ -15,16 +15,17 @@
 
 namespace adder::cuda {
 
-// Tokens of a slice at most.
+// Tokens of a slice of a batch at most.
 inline constexpr int kNarrowSliceRows = 512;
 // Rows of logits at most, and sequences of a decoding step.
 inline constexpr int kMostDecodeRows = 256;
 
 class NarrowOps {
  public:
-  // Takes the memory. The arguments must outlive it. `f32`: see CudaOptions.
+  // Takes the memory, for slices of at most `rows` tokens. The arguments must outlive it. `f32`:
+  // see CudaOptions.
   NarrowOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
-            const Stream& stream, int multiprocessors, bool f32);
+            const Stream& stream, int multiprocessors, bool f32, int rows);
 
   // Puts one op on the stream, for all rows of the slice.
   void Launch(const Op& op, const Slice& slice);
@@ -68,6 +69,7 @@ class NarrowOps {
   const Stream& stream_;
   const int multiprocessors_;
   const bool f32_;
+  const int rows_;
 
   DeviceMemory activations_;
   std::vector<float*> buffers_;

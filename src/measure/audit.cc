@@ -81,15 +81,16 @@ void Histogram(const std::vector<TracedWork>& work, const Spans& spans, AuditRep
       [](const AuditKernel& a, const AuditKernel& b) { return a.seconds > b.seconds; });
 }
 
-AuditRule ChannelRule(const Program& program, const AuditReport& report) {
+AuditRule ChannelRule(const Program& program, int64_t lanes, const AuditReport& report) {
   const AuditKernel* most = &report.kernels.front();
   for (const AuditKernel& kernel : report.kernels) {
     if (kernel.per_layer > most->per_layer) most = &kernel;
   }
-  return {"no launches per channel", most->per_layer <= kMostInstancesPerLayer,
+  const int64_t allowed = kMostInstancesPerLayer * lanes;
+  return {"no launches per channel", most->per_layer <= static_cast<double>(allowed),
           Concat(most->name, " runs most often, ", Number(most->per_layer),
-                 " times per layer; at most ", kMostInstancesPerLayer,
-                 " are allowed, and a layer has ", FewestChannels(program), " channels")};
+                 " times per layer; at most ", allowed, " are allowed, and a layer has ",
+                 FewestChannels(program), " channels")};
 }
 
 AuditRule WaitRule(const AuditReport& report) {
@@ -105,8 +106,8 @@ AuditRule AllocationRule(const AuditReport& report) {
 }
 
 // `ran`: launches of all steps.
-AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launches, int64_t ran,
-                     AuditReport& report) {
+AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launches, int64_t lanes,
+                     int64_t ran, AuditReport& report) {
   std::map<int64_t, int64_t> counts;
   int64_t sum = 0;
   for (size_t i = 0; i < launches.size(); ++i) {
@@ -116,7 +117,7 @@ AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launche
   std::vector<std::string> faults;
   for (const auto& [layer, count] : counts) {
     if (layer >= 0) report.most_per_layer = std::max(report.most_per_layer, double(count));
-    const int64_t most = MostLaunches(program, layer);
+    const int64_t most = MostLaunches(program, layer) * lanes;
     if (count <= most) continue;
     faults.push_back(Concat(layer < 0 ? "outside of layers" : Concat("layer ", layer), ": ", count,
                             " launches, at most ", most, " are declared"));
@@ -192,8 +193,9 @@ AuditReport Audit(const Program& program, const AuditInput& input) {
   if (spans.wall > 0) {
     report.busy_share = static_cast<double>(spans.busy) / static_cast<double>(spans.wall);
   }
-  report.rules = {ChannelRule(program, report), WaitRule(report), AllocationRule(report),
-                  LaunchRule(program, input.launches,
+  report.rules = {ChannelRule(program, input.lanes, report), WaitRule(report),
+                  AllocationRule(report),
+                  LaunchRule(program, input.launches, input.lanes,
                              static_cast<int64_t>(work.size()) - input.trace.host_copies, report),
                   BusyRule(report)};
   return report;

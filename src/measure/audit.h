@@ -15,6 +15,7 @@ struct AuditInput {
   int64_t steps = 0;  // that the trace covers
   int64_t batch = 1;
   std::vector<int64_t> launches;  // per part of a step, see program/step_profile.h
+  int64_t lanes = 1;              // see DecodeStream::Lanes
   DeviceTrace trace;
   // From step to step without a tracer, to see how much tracing disturbs. Zero: not measured.
   double step_seconds = 0;
@@ -59,7 +60,8 @@ struct AuditReport {
 // that the times of kernels which overlap add up to the time in which any ran. The busy share is
 // the part of the time from the first start to the last end in which anything ran.
 //
-// Rules: no kernel runs once per channel (at most kMostInstancesPerLayer times per layer and step);
+// Rules, each for a lane of a step (DecodeStream::Lanes): no kernel runs once per channel (at most
+// kMostInstancesPerLayer times per layer and step);
 // no call waits for a stream or the device, and none allocates; no layer runs more launches than
 // MostLaunches (program/launch_bound.h) says; the GPU is busy for at least kLeastBusyShare. Throws
 // Error when there is nothing to judge.

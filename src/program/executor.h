@@ -49,7 +49,9 @@ class DecodeStream {
   // that step alone. Throws Error when a row's logits were not finite.
   virtual std::span<const int32_t> Read() = 0;
 
-  // Kernels and copies that one step runs on the device.
+  // Into how many parts with some of the rows each a step is cut, which run side by side.
+  virtual int64_t Lanes() const { return 1; }
+  // Kernels and copies that one step runs on the device, of all lanes.
   virtual int64_t LaunchesPerStep() const = 0;
   // The same for each part of a step (step_profile.h); empty when it is not known.
   virtual std::vector<int64_t> LaunchesPerPart() const { return {}; }
