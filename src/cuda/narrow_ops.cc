@@ -291,6 +291,7 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   if (slice_.most_tokens == 1) {
     params.rounded_output = RoundedOutput(op.output);
     params.rounded_output_stride = RoundedStride(op.output);
+    params.multiprocessors = multiprocessors_;
     LaunchMamba2Step(params, stream_.get());
   } else {
     LaunchMamba2Prefill(params, slice_.most_tokens, convolved_, stream_.get());

@@ -1,20 +1,17 @@
 // Mamba-2 step and prefill.
 //
-// Ownership. A block owns a part of one head: kPart channels and all rows of d_state. Each of its
-// warps owns kWarpRows rows, and a lane four channels of eight of them: eight lanes together read
-// 128 contiguous bytes of a row, and each state element is in a register of one thread.
+// Ownership. A block owns a part of one head, as mamba2_step.cuh says.
 //
 // Step kernel. Phases: (1) load state, conv weights and windows, which earlier steps wrote; (2)
 // PdlWait; (3) a warp convolves B and C of its own rows, a row per lane, and the part's x, a
 // channel per lane (every warp does: cheaper than a barrier), and passes them on through its own
 // shared memory; (4) state = decay * state + dt B x, and C . state summed up over the warp's rows
 // by shuffles; (5) barrier; the first warp adds up the warps' sums, applies D and the gate. B and C
-// are convolved by every block of their group; the group's first block writes their window. In
-// large batches a block takes several heads of its group, one after the other, and loads the next
-// while it works on one.
+// are convolved by every block of their group; the group's first block writes their window. Large
+// batches have a kernel of their own, mamba2_batch.cu.
 //
 // Prefill is a convolution kernel, then a scan kernel with the same ownership that walks over the
-// run with the state in registers, kScanTokens tokens between barriers. Both kernels take the same
+// run with the state in registers, kScanTokens tokens between barriers. All kernels take the same
 // sums in the same order.
 // Preconditions: d_state <= kMaxStateSize, d_conv <= kMaxTaps.
 #include <cuda_bf16.h>
@@ -23,199 +20,26 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "cuda/kernels/conv_step.cuh"
 #include "cuda/kernels/launch.cuh"
-#include "cuda/kernels/mamba2.h"
+#include "cuda/kernels/mamba2_batch.h"
+#include "cuda/kernels/mamba2_step.cuh"
 
 namespace adder::cuda {
 namespace {
 
-constexpr int kPart = 32;
-constexpr int kRows = 8;  // of a lane
-constexpr int kWarpRows = 4 * kRows;
-constexpr int kMaxWarps = kMaxStateSize / kWarpRows;
-constexpr int kMaxThreads = kMaxWarps * 32;
-constexpr int kMaxTaps = 8;
 constexpr int kScanTokens = 16;
-static_assert(kWarpRows == 32, "a lane convolves one row of B and C");
 
-__device__ __forceinline__ float Silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
-__device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-
-struct StepSize {
-  float dt;
-  float decay;
-};
-__device__ __forceinline__ StepSize MakeStep(const Mamba2Params& p, float dt_bias, float a,
-                                             float input) {
-  const float dt = fminf(fmaxf(Softplus(input + dt_bias), p.dt_min), p.dt_max);
-  return {dt, expf(dt * a)};
-}
-
-// Where a thread works.
-struct Place {
-  int lane;
-  int warp;
-  int head;
-  int group;      // of B and C
-  int part;       // the first channel of the block's part, in the head
-  int first_row;  // of the lane's kRows
-  int channel;    // of the lane's four, in the head
-  int count;      // how many of them the head has
-  int x_channel;  // conv channel of x that this lane convolves
-  bool has_x;
-  bool writes_group;  // whether this block writes the window of B and C
-};
-__device__ __forceinline__ Place FindPlace(const Mamba2Params& p, int head) {
-  Place place;
-  place.lane = static_cast<int>(threadIdx.x) % 32;
-  place.warp = static_cast<int>(threadIdx.x) / 32;
-  place.head = head;
-  place.part = static_cast<int>(blockIdx.y) * kPart;
-  place.first_row = place.warp * kWarpRows + place.lane / 8 * kRows;
-  place.channel = place.part + place.lane % 8 * 4;
-  place.count = min(4, p.head_dim - place.channel);
-  place.x_channel = place.head * p.head_dim + place.part + place.lane;
-  place.has_x = place.part + place.lane < p.head_dim;
-  const int heads_per_group = p.heads / p.groups;
-  place.group = place.head / heads_per_group;
-  place.writes_group = place.part == 0 && place.head == place.group * heads_per_group;
-  return place;
-}
-
-// The conv channel of row n of B; that of C lies groups * d_state behind.
-__device__ __forceinline__ int BChannel(const Mamba2Params& p, const Place& place, int n) {
-  return p.inner() + place.group * p.d_state + n;
-}
-
-// This lane's first state element.
-__device__ __forceinline__ float* StateOf(const Mamba2Params& p, const Place& place,
-                                          float* recurrent) {
-  return recurrent + p.ssm_offset +
-         (static_cast<long long>(place.head) * p.d_state + place.first_row) * p.head_dim +
-         place.channel;
-}
-
-// kVector: head_dim is a multiple of four, so that four channels are one aligned load.
-template <bool kVector>
-__device__ __forceinline__ void LoadState(float4 (&state)[kRows], const float* from,
-                                          const Mamba2Params& p, const Place& place) {
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    state[i] = make_float4(0, 0, 0, 0);
-    const bool inside = place.first_row + i < p.d_state;
-    if constexpr (kVector) {
-      if (inside && place.count > 0) state[i] = __ldcg(reinterpret_cast<const float4*>(from));
-    } else {
-      if (inside && place.count > 0) state[i].x = from[0];
-      if (inside && place.count > 1) state[i].y = from[1];
-      if (inside && place.count > 2) state[i].z = from[2];
-      if (inside && place.count > 3) state[i].w = from[3];
-    }
-    from += p.head_dim;
-  }
-}
-template <bool kVector>
-__device__ __forceinline__ void StoreState(const float4 (&state)[kRows], float* to,
-                                           const Mamba2Params& p, const Place& place) {
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const bool inside = place.first_row + i < p.d_state;
-    if constexpr (kVector) {
-      if (inside && place.count > 0) *reinterpret_cast<float4*>(to) = state[i];
-    } else {
-      if (inside && place.count > 0) to[0] = state[i].x;
-      if (inside && place.count > 1) to[1] = state[i].y;
-      if (inside && place.count > 2) to[2] = state[i].z;
-      if (inside && place.count > 3) to[3] = state[i].w;
-    }
-    to += p.head_dim;
-  }
-}
-
-// One token for this thread's part of the state. b and c are those of the lane's rows, in shared
-// memory. Returns the warp's sum of C . state for the part's channel SumChannel(lane).
-__device__ __forceinline__ float StateStep(float4 (&state)[kRows], const float* b, const float* c,
-                                           int lane, const StepSize& step, float4 x) {
-  x.x *= step.dt, x.y *= step.dt, x.z *= step.dt, x.w *= step.dt;
-  float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    state[i].x = fmaf(step.decay, state[i].x, b[i] * x.x);
-    state[i].y = fmaf(step.decay, state[i].y, b[i] * x.y);
-    state[i].z = fmaf(step.decay, state[i].z, b[i] * x.z);
-    state[i].w = fmaf(step.decay, state[i].w, b[i] * x.w);
-    sum.x = fmaf(c[i], state[i].x, sum.x);
-    sum.y = fmaf(c[i], state[i].y, sum.y);
-    sum.z = fmaf(c[i], state[i].z, sum.z);
-    sum.w = fmaf(c[i], state[i].w, sum.w);
-  }
-  // Over the four lanes that share channels, each of which ends up with one.
-  const bool upper = (lane & 16) != 0;
-  float first = upper ? sum.z : sum.x;
-  float second = upper ? sum.w : sum.y;
-  first += __shfl_xor_sync(0xffffffffu, upper ? sum.x : sum.z, 16);
-  second += __shfl_xor_sync(0xffffffffu, upper ? sum.y : sum.w, 16);
-  const bool odd = (lane & 8) != 0;
-  const float mine = odd ? second : first;
-  return mine + __shfl_xor_sync(0xffffffffu, odd ? first : second, 8);
-}
-__device__ __forceinline__ int SumChannel(int lane) {
-  return lane % 8 * 4 + lane / 16 * 2 + lane / 8 % 2;
-}
-
-// Sum over warps, in their order. partial: [warps][kPart].
-__device__ __forceinline__ float SumOfWarps(const float* partial, int warps, int channel) {
-  float sum = 0;
-  for (int w = 0; w < warps; ++w) sum += partial[w * kPart + channel];
-  return sum;
-}
-
-// What a lane needs for x and dt of a head: first what earlier steps wrote, then the inputs.
-template <int kTaps>
-struct HeadValues {
-  ConvStep<kTaps> conv;
-  float bias = 0;
-  float dt_bias;
-  float a;
-  float d;
-  float input = 0;
-  float gate = 0;
-  float dt_input;
-
-  __device__ __forceinline__ void Load(const Mamba2Params& p, const float* ring, int d_conv,
-                                       int channels, const Place& place, int position) {
-    if (place.has_x) {
-      conv.Load(p.conv_weight, ring, d_conv, channels, place.x_channel, position);
-      if (p.conv_bias != nullptr) bias = p.conv_bias[place.x_channel];
-    }
-    dt_bias = p.dt_bias[place.head];
-    a = p.a[place.head];
-    d = p.d[place.head];
-  }
-  // projected: the token's z; x follows after `inner`.
-  __device__ __forceinline__ void LoadInputs(const float* projected, int inner, int channels,
-                                             const Place& place) {
-    if (place.has_x) {
-      input = projected[inner + place.x_channel];
-      gate = projected[place.x_channel];
-    }
-    dt_input = projected[inner + channels + place.head];
-  }
-};
-
-// kMany: heads_per_block may be more than one.
-template <int kTaps, bool kVector, bool kMany>
+template <int kTaps, bool kVector>
 __global__ void __launch_bounds__(kMaxThreads, 2)
-    Mamba2StepKernel(const __grid_constant__ Mamba2Params p, const int heads_per_block) {
+    Mamba2StepKernel(const __grid_constant__ Mamba2Params p) {
   struct alignas(16) OfWarp {
     float b[kWarpRows];
     float c[kWarpRows];
     float x[kPart];
   };
   __shared__ OfWarp of_warps[kMaxWarps];
-  __shared__ float partial[2][kMaxWarps * kPart];
-  Place place = FindPlace(p, static_cast<int>(blockIdx.x) * (kMany ? heads_per_block : 1));
+  __shared__ float partial[kMaxWarps * kPart];
+  const Place place = FindPlace(p, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
   const SequenceRun run = p.runs[blockIdx.z];
   const int inner = p.inner();
   const int channels = p.conv_channels();
@@ -225,20 +49,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   float* states = StateOf(p, place, run.recurrent);
   float4 state[kRows];
   LoadState<kVector>(state, states, p, place);
-
-  const int row = place.warp * kWarpRows + place.lane;  // whose B and C this lane convolves
-  const bool has_row = row < p.d_state;
-  const int b_channel = BChannel(p, place, row);
-  const int c_channel = b_channel + p.groups * p.d_state;
-  ConvStep<kTaps> conv_b;
-  ConvStep<kTaps> conv_c;
-  float b_bias = 0;
-  float c_bias = 0;
-  if (has_row) {
-    conv_b.Load(p.conv_weight, ring, d_conv, channels, b_channel, run.position);
-    conv_c.Load(p.conv_weight, ring, d_conv, channels, c_channel, run.position);
-    if (p.conv_bias != nullptr) b_bias = p.conv_bias[b_channel], c_bias = p.conv_bias[c_channel];
-  }
+  GroupValues<kTaps> group;
+  group.Load(p, ring, d_conv, channels, place, run.position);
   HeadValues<kTaps> head;
   head.Load(p, ring, d_conv, channels, place, run.position);
   const float* projected = p.projected + static_cast<long long>(run.row) * p.projected_stride;
@@ -255,59 +67,29 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 
   PdlWait();
   PdlTrigger();
-  const float b_input = has_row ? projected[inner + b_channel] : 0.0f;
-  const float c_input = has_row ? projected[inner + c_channel] : 0.0f;
+  group.LoadInputs(projected + inner);
   head.LoadInputs(projected, inner, channels, place);
   OfWarp& mine = of_warps[place.warp];
-  mine.b[place.lane] = has_row ? Silu(conv_b.Apply(b_bias, b_input, d_conv)) : 0.0f;
-  mine.c[place.lane] = has_row ? Silu(conv_c.Apply(c_bias, c_input, d_conv)) : 0.0f;
-  if (d_conv > 1 && place.writes_group && has_row) {
-    newest[b_channel] = b_input;
-    newest[c_channel] = c_input;
-  }
+  group.Apply(d_conv, mine.b + place.lane, mine.c + place.lane);
+  if (d_conv > 1 && place.writes_group) group.StoreInputs(newest);
+  const StepSize step = MakeStep(p, head.dt_bias, head.a, head.dt_input);
+  const float x = place.has_x ? MixerSilu(head.conv.Apply(head.bias, head.input, d_conv)) : 0.0f;
+  mine.x[place.lane] = x;
+  __syncwarp();
   const int of_rows = place.lane / 8 * kRows;
-  const int count = kMany ? heads_per_block : 1;
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    float4 next_state[kRows];
-    HeadValues<kTaps> next_head;
-    Place next = place;
-    float* next_states = states;
-    if (kMany && i + 1 < count) {
-      ++next.head;
-      next.x_channel += p.head_dim;
-      next_states += static_cast<long long>(p.d_state) * p.head_dim;
-      LoadState<kVector>(next_state, next_states, p, next);
-      next_head.Load(p, ring, d_conv, channels, next, run.position);
-      next_head.LoadInputs(projected, inner, channels, next);
-    }
-    const StepSize step = MakeStep(p, head.dt_bias, head.a, head.dt_input);
-    const float x = place.has_x ? Silu(head.conv.Apply(head.bias, head.input, d_conv)) : 0.0f;
-    mine.x[place.lane] = x;
-    __syncwarp();
-    // Two, so that a head's sums are read while the next one's are written.
-    float* sums = partial[i % 2];
-    sums[place.warp * kPart + SumChannel(place.lane)] =
-        StateStep(state, mine.b + of_rows, mine.c + of_rows, place.lane, step,
-                  reinterpret_cast<const float4*>(mine.x)[place.lane % 8]);
-    StoreState<kVector>(state, states, p, place);
-    if (d_conv > 1 && place.warp == 0 && place.has_x) newest[place.x_channel] = head.input;
-    __syncthreads();
-    if (place.warp == 0 && place.has_x) {
-      const float y =
-          fmaf(head.d, x, SumOfWarps(sums, static_cast<int>(blockDim.x) / 32, place.lane));
-      const float gated = y * Silu(head.gate);
-      output[place.x_channel] = gated;
-      if (rounded != nullptr) {
-        rounded[place.x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
-      }
-    }
-    if (!kMany) return;
-    place = next;
-    states = next_states;
-    head = next_head;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) state[r] = next_state[r];
+  partial[place.warp * kPart + SumChannel(place.lane)] =
+      StateStep(state, mine.b + of_rows, mine.c + of_rows, place.lane, step,
+                reinterpret_cast<const float4*>(mine.x)[place.lane % 8]);
+  StoreState<kVector>(state, states, p, place);
+  if (d_conv > 1 && place.warp == 0 && place.has_x) newest[place.x_channel] = head.input;
+  __syncthreads();
+  if (place.warp != 0 || !place.has_x) return;
+  const float y =
+      fmaf(head.d, x, SumOfWarps(partial, static_cast<int>(blockDim.x) / 32, place.lane));
+  const float gated = y * MixerSilu(head.gate);
+  output[place.x_channel] = gated;
+  if (rounded != nullptr) {
+    rounded[place.x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
   }
 }
 
@@ -342,7 +124,7 @@ __global__ void ConvPrefillKernel(const __grid_constant__ Mamba2Params p, float*
       }
     }
     convolved[static_cast<long long>(run.row + i) * channels + channel] =
-        Silu(conv.Apply(bias, *input, p.d_conv));
+        MixerSilu(conv.Apply(bias, *input, p.d_conv));
   }
 }
 
@@ -368,7 +150,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   shared.x = shared.bc + kScanTokens * 2 * rows;
   shared.partial = shared.x + kScanTokens * kPart;
   shared.steps = reinterpret_cast<StepSize*>(shared.partial + kScanTokens * warps * kPart);
-  const Place place = FindPlace(p, static_cast<int>(blockIdx.x));
+  const Place place = FindPlace(p, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
   const SequenceRun run = p.runs[blockIdx.z];
   const int channels = p.conv_channels();
   float* states = StateOf(p, place, run.recurrent);
@@ -409,7 +191,7 @@ __global__ void __launch_bounds__(kMaxThreads)
       const float y = fmaf(d, shared.x[token * kPart + place.lane],
                            SumOfWarps(shared.partial + token * warps * kPart, warps, place.lane));
       p.output[row * p.output_stride + place.x_channel] =
-          y * Silu(p.projected[row * p.projected_stride + place.x_channel]);
+          y * MixerSilu(p.projected[row * p.projected_stride + place.x_channel]);
     }
     __syncthreads();
   }
@@ -442,40 +224,33 @@ void CheckSizes(const Mamba2Params& p) {
   }
 }
 
-dim3 GridOf(const Mamba2Params& p, int heads_per_block) {
-  return {static_cast<unsigned>(p.heads / heads_per_block),
-          static_cast<unsigned>((p.head_dim + kPart - 1) / kPart),
+// A block per part of a head of a run.
+dim3 GridOf(const Mamba2Params& p) {
+  return {static_cast<unsigned>(p.heads), static_cast<unsigned>((p.head_dim + kPart - 1) / kPart),
           static_cast<unsigned>(p.run_count)};
 }
 int WarpsOf(const Mamba2Params& p) { return (p.d_state + kWarpRows - 1) / kWarpRows; }
 
-// One head per block has the least latency; where there are blocks for several turns on a device,
-// loading ahead pays, and two heads are enough for that.
-int HeadsPerBlock(const Mamba2Params& p) {
-  constexpr int kThreadsOfTwoTurns = 2 * 132 * 512;
-  const int parts = (p.head_dim + kPart - 1) / kPart;
-  const int of_group = p.heads / p.groups;
-  if (p.heads * parts * p.run_count * WarpsOf(p) * 32 < kThreadsOfTwoTurns) return 1;
-  for (const int heads : {2, 3}) {
-    if (of_group % heads == 0) return heads;
-  }
-  return 1;
+// Whether there are so many blocks of a part that latency counts less than bytes.
+bool IsBatch(const Mamba2Params& p) {
+  constexpr int kThreads = 768;  // of a multiprocessor, as measured
+  const dim3 grid = GridOf(p);
+  return grid.x * grid.y * grid.z * static_cast<unsigned>(WarpsOf(p)) * 32 >=
+         static_cast<unsigned>(kThreads * p.multiprocessors);
 }
 
 }  // namespace
 
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   CheckSizes(params);
-  const int heads = params.head_dim % 4 != 0      ? 1
-                    : params.heads_per_block != 0 ? params.heads_per_block
-                                                  : HeadsPerBlock(params);
-  const auto kernel = params.head_dim % 4 != 0 ? Mamba2StepKernel<kMaxTaps, false, false>
-                      : params.d_conv != 4     ? heads > 1 ? Mamba2StepKernel<kMaxTaps, true, true>
-                                                           : Mamba2StepKernel<kMaxTaps, true, false>
-                          : heads > 1 ? Mamba2StepKernel<4, true, true>
-                                               : Mamba2StepKernel<4, true, false>;
-  Launch("the Mamba-2 step kernel", kernel, GridOf(params, heads),
-         dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params, heads);
+  if ((params.pieces != 0 || IsBatch(params)) && CanStepAsBatch(params)) {
+    return LaunchMamba2BatchStep(params, stream);
+  }
+  const auto kernel = params.head_dim % 4 != 0 ? Mamba2StepKernel<kMaxTaps, false>
+                      : params.d_conv != 4     ? Mamba2StepKernel<kMaxTaps, true>
+                                               : Mamba2StepKernel<4, true>;
+  Launch("the Mamba-2 step kernel", kernel, GridOf(params),
+         dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params);
 }
 
 void LaunchCausalConv(const Mamba2Params& params, int most_tokens, float* convolved,
@@ -501,8 +276,8 @@ void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* con
                                static_cast<int>(shared)),
           "cudaFuncSetAttribute");
   }
-  Launch("the Mamba-2 scan kernel", kernel, GridOf(params, 1),
-         dim3(static_cast<unsigned>(warps) * 32), shared, stream, params, convolved);
+  Launch("the Mamba-2 scan kernel", kernel, GridOf(params), dim3(static_cast<unsigned>(warps) * 32),
+         shared, stream, params, convolved);
 }
 
 }  // namespace adder::cuda

@@ -40,9 +40,10 @@ struct Mamba2Params {
   // A bf16 copy of the output, written by the step alone; null: none.
   uint16_t* rounded_output = nullptr;
   int rounded_output_stride = 0;
-  // Heads that a block of the step takes one after the other, a divisor of those of a group; 0: as
-  // suits the number of runs. Changes no result.
-  int heads_per_block = 0;
+  // Blocks that share a sequence's heads of a group in the step of a batch; 0: as suits the number
+  // of runs. Changes no result.
+  int pieces = 0;
+  int multiprocessors = 132;
 
   __host__ __device__ int inner() const { return heads * head_dim; }
   __host__ __device__ int conv_channels() const { return inner() + 2 * groups * d_state; }
