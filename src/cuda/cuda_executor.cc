@@ -1,3 +1,4 @@
+#include "cuda/kernels/launch.cuh"
 #include "cuda/cuda_executor.h"
 
 #include <algorithm>
@@ -327,7 +328,7 @@ class CudaExecutor : public Executor {
   const int wide_tokens_;  // slices of at least so many tokens are wide
   const int wide_limit_;   // tokens of a wide slice at most
   const int64_t unpacked_bytes_;
-  Stream stream_;
+  Stream stream_{Experiment("X_PRIO", 0) == 1 ? -5 : 0};
   DeviceWeights weights_;
   DeviceState state_;
   const cudaDeviceProp device_;

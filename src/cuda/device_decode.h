@@ -71,10 +71,16 @@ class DeviceDecode {
   NarrowOps& ops_;
   const Stream& stream_;
   const MakeOps make_ops_;
-  Stream second_stream_;
-  std::unique_ptr<NarrowOps> second_ops_;
+  // Of a lane beside the first.
+  struct LaneResources {
+    explicit LaneResources(int priority) : stream(priority) {}
+    Stream stream;
+    std::unique_ptr<NarrowOps> ops;
+    Event join;
+  };
+  std::vector<std::unique_ptr<LaneResources>> more_lanes_;
   Event fork_;
-  Event join_;
+  Event turn_;
 
   DeviceMemory runs_;
   DeviceMemory tokens_;

@@ -91,9 +91,10 @@ __device__ __forceinline__ void MultiplyBf16(const unsigned (&a)[4][4], const ui
 }
 
 // Weights of one tile and chunk as A operands in bf16, times the norm's weight: `norm` holds it for
-// this lane's columns, [h] component `pair`.
+// this lane's columns, [h] component `pair`. Packed weights are at `unit`, their scales at `scales`.
 template <WeightFormat F, bool kWide>
-__device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat format, bool has_norm,
+__device__ __forceinline__ void WeightsAsBf16(const char* unit, const char* scales,
+                                              ScaleFormat format, bool has_norm,
                                               const uint4 (&norm)[2], unsigned (&a)[4][4]) {
   constexpr int kLoads = LoadsOf(F);
   const int lane = threadIdx.x % 32;
@@ -125,8 +126,15 @@ __device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat form
   } else {
     Fragment<F>::template Expand<true>(raw, 0, a);
   }
-  ScaleBf16<F, kWide>(unit + kLoads * 512, format, a);
+  ScaleBf16<F, kWide>(scales, format, a);
   if (has_norm) MultiplyBf16(a, norm, a);
+}
+
+// The same with scales behind the weights.
+template <WeightFormat F, bool kWide>
+__device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat format, bool has_norm,
+                                              const uint4 (&norm)[2], unsigned (&a)[4][4]) {
+  WeightsAsBf16<F, kWide>(unit, unit + LoadsOf(F) * 512, format, has_norm, norm, a);
 }
 
 // What a block's threads do with finished sums: four consecutive outputs of one token at a time.

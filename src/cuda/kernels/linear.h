@@ -23,6 +23,8 @@ struct LinearParams {
   // See ReadsRounded.
   const uint16_t* rounded_input = nullptr;
   int rounded_input_stride = 0;
+  // The matrix unpacked to bf16 (see unpacked_linear.h), times the norm's weight; null: it is not.
+  const uint16_t* unpacked = nullptr;
   int tokens = 0;
   const float* norm_weight = nullptr;  // RMSNorm over all of a row; null: none
   float norm_eps = 0;

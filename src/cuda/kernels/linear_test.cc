@@ -395,10 +395,6 @@ TEST_P(LinearKernels, MoreTilesThanFit) {
   }
 }
 
-<<<<<<< HEAD
-// Routed experts, and one that every token takes in the same launch; chosen before, or by the
-// launch of their gates.
-=======
 TEST_P(LinearKernels, LargerBatches) {
   for (int tokens : {9, 16, 33, 64, 100, 256}) {
     for (LinearEpilogue epilogue :
@@ -425,8 +421,8 @@ TEST_P(LinearKernels, GeometriesOfWgmma) {
   }
 }
 
-// Routed experts, and one that every token takes in the same launch.
->>>>>>> wgmma
+// Routed experts, and one that every token takes in the same launch; chosen before, or by the
+// launch of their gates.
 TEST_P(LinearKernels, Experts) {
   constexpr int kExpertCount = 5;
   constexpr int kTopK = 3;

@@ -26,7 +26,7 @@
 namespace adder::cuda {
 namespace {
 
-constexpr int kStages = 3;
+constexpr int kUsualStages = 3;
 constexpr int kMostBlocksPerMultiprocessor = 4;
 // Of state, for a block: with less, the time before its first state counts; with more, blocks work
 // far from one another, which memory does not like.
@@ -57,10 +57,10 @@ struct StateCursor {
   }
 };
 
-template <int kTaps>
+template <int kTaps, int kStages>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2BatchStepKernel(const __grid_constant__ Mamba2Params p, const int pieces,
-                          const int ring_parts) {
+                          const int ring_parts, const int late) {
   extern __shared__ float4 shared_memory[];
   const int threads = static_cast<int>(blockDim.x);
   const int warps = threads / 32;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
           : p.rounded_output + static_cast<long long>(run.row) * p.rounded_output_stride;
 
   PdlWait();
-  PdlTrigger();
+  if (late == 0) PdlTrigger();
   group.LoadInputs(projected + inner);
   next_head.LoadInputs(projected, inner, channels, next);
   OfWarp& mine = of_warps[first.warp];
@@ -206,7 +206,7 @@ int PiecesOf(const Mamba2Params& p) {
   };
   if (heads * groups <= blocks_at_once(1)) return heads;
   // Whole turns of the device, so that all multiprocessors end together.
-  const int of_turn = std::max(1, blocks_at_once(kStages) / groups);
+  const int of_turn = std::max(1, blocks_at_once(kUsualStages) / groups);
   const int bytes = heads / of_turn * p.d_state * p.head_dim * 4;
   return std::min(heads, of_turn * std::max(1, (bytes + kBlockBytes / 2) / kBlockBytes));
 }
@@ -214,25 +214,32 @@ int PiecesOf(const Mamba2Params& p) {
 }  // namespace
 
 bool CanStepAsBatch(const Mamba2Params& params) {
-  return params.head_dim % 4 == 0 && SharedBytes(WarpsOf(params), kStages * PartsOfHead(params)) <=
+  return params.head_dim % 4 == 0 && SharedBytes(WarpsOf(params), kUsualStages * PartsOfHead(params)) <=
                                          static_cast<size_t>(DeviceSharedBytes());
 }
 
 void LaunchMamba2BatchStep(const Mamba2Params& params, cudaStream_t stream) {
-  const auto kernel =
-      params.d_conv != 4 ? Mamba2BatchStepKernel<kMaxTaps> : Mamba2BatchStepKernel<4>;
+  const int stages = Experiment("X_STAGES", 3);
+  const auto kernel = params.d_conv != 4 ? Mamba2BatchStepKernel<kMaxTaps, 3>
+                      : stages == 2      ? Mamba2BatchStepKernel<4, 2>
+                      : stages == 4      ? Mamba2BatchStepKernel<4, 4>
+                                         : Mamba2BatchStepKernel<4, 3>;
   const int warps = WarpsOf(params);
   const int parts = PartsOfHead(params);
   const int heads = params.heads / params.groups;
-  const int pieces = params.pieces != 0 ? params.pieces : PiecesOf(params);
+  const int x_blocks = Experiment("X_BLOCKS", 0);
+  const int pieces = params.pieces != 0 ? params.pieces
+                     : x_blocks != 0
+                         ? std::clamp(x_blocks / (params.run_count * params.groups), 1, heads)
+                         : PiecesOf(params);
   // Blocks of few heads leave room for others.
-  const int ring_parts = std::min(kStages, (heads + pieces - 1) / pieces) * parts;
-  AllowSharedMemory(kernel, SharedBytes(warps, kStages * parts));
+  const int ring_parts = std::min(stages, (heads + pieces - 1) / pieces) * parts;
+  AllowSharedMemory(kernel, SharedBytes(warps, stages * parts));
   Launch("the Mamba-2 batch step kernel", kernel,
          dim3(static_cast<unsigned>(pieces), static_cast<unsigned>(params.groups),
               static_cast<unsigned>(params.run_count)),
          dim3(static_cast<unsigned>(warps) * 32), SharedBytes(warps, ring_parts), stream, params,
-         pieces, ring_parts);
+         pieces, ring_parts, Experiment("X_LATE", 0));
 }
 
 }  // namespace adder::cuda

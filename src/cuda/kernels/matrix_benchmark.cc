@@ -13,6 +13,7 @@
 #include "cuda/kernels/batch_linear.h"
 #include "cuda/kernels/chain_for_benchmark.h"
 #include "cuda/kernels/device_data_for_test.h"
+#include "cuda/kernels/unpacked_linear.h"
 #include "cuda/kernels/wgmma_linear.h"
 
 namespace adder::cuda {
@@ -25,6 +26,7 @@ constexpr size_t kOutOfCache = size_t{128} << 20;
 
 const char* filter = "";
 bool every_geometry = false;
+bool every_stream = false;
 
 struct MatrixCase {
   const char* name;
@@ -91,6 +93,31 @@ std::vector<WgmmaGeometry> Geometries(const LinearParams& p) {
   return found;
 }
 
+std::vector<UnpackedGeometry> UnpackedGeometries(const LinearParams& p) {
+  std::vector<UnpackedGeometry> found;
+  const int row_blocks = (p.matrix.rows + kUnpackedRows - 1) / kUnpackedRows;
+  for (const int tokens : {16, 32, 64, 128}) {
+    if ((tokens > 16 && tokens / 2 >= p.tokens) || tokens * 2 < p.tokens) continue;
+    const int token_blocks = (p.tokens + tokens - 1) / tokens;
+    for (const int groups : {2, 4}) for (const int split : {1, 2, 4, 8}) {
+      for (const int share : {1, 2}) {
+        for (const int stages : {2, 3, 4, 6}) {
+          for (const int blocks : {0, 132 / token_blocks, 264 / token_blocks}) {
+            const UnpackedGeometry g = {tokens, groups, split, share, stages, blocks};
+            if (!UnpackedTakes(p, g, kSharedBytes)) continue;
+            if (blocks > 0 && row_blocks <= blocks * 5 / 4) continue;
+            if (blocks == 0 && row_blocks * token_blocks > 800) continue;
+            const int count = row_blocks * split * token_blocks;
+            if (count < 40 || (split > 1 && count > 280)) continue;
+            found.push_back(g);
+          }
+        }
+      }
+    }
+  }
+  return found;
+}
+
 void TimeMatrix(const MatrixCase& c, int tokens) {
   const std::string name = std::string(c.name) + " tokens " + std::to_string(tokens);
   if (name.find(filter) == std::string::npos) return;
@@ -140,6 +167,21 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
     layer.matrix.scales = scales.as<char>() + index * places * static_cast<size_t>(scale_bytes);
     return layer;
   };
+  const size_t unpacked_bytes = UnpackedBytes(m);
+  const size_t unpacked_matrices = std::clamp<size_t>(4 * kOutOfCache / unpacked_bytes, 3, 96);
+  const DeviceMemory unpacked(unpacked_bytes * unpacked_matrices);
+  for (size_t i = 0; i < unpacked_matrices; ++i) {
+    const LinearParams layer = of_layer(static_cast<int>(i));
+    LaunchUnpack(layer.matrix, p.norm_weight,
+                 reinterpret_cast<uint16_t*>(unpacked.as<char>() + i * unpacked_bytes),
+                 stream.get());
+  }
+  const auto unpacked_layer = [&](int i) {
+    LinearParams layer = p;
+    layer.unpacked = reinterpret_cast<const uint16_t*>(
+        unpacked.as<char>() + static_cast<size_t>(i) % unpacked_matrices * unpacked_bytes);
+    return layer;
+  };
   const BatchGeometry batch =
       ChooseBatchGeometry(p, {kMultiprocessors, /*has_clusters=*/true, kSharedBytes});
   // The results of one launch; of a head only of some tokens, since there are so many.
@@ -179,7 +221,44 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
     measure(chosen);
     std::printf("   wgmma %8.2f us   difference %.1e", found[0].time, found[0].difference);
   }
+  UnpackedGeometry stream_chosen;
+  const auto measure_stream = [&](const UnpackedGeometry& g) {
+    Check(cudaMemset(output.data(), 0, output.size() * sizeof(float)), "cudaMemset");
+    LaunchUnpackedLinear(unpacked_layer(0), g, stream.get());
+    stream.Synchronize();
+    std::vector<float> values(expected.size());
+    Check(cudaMemcpy(values.data(), output.data(), values.size() * sizeof(float),
+                     cudaMemcpyDeviceToHost),
+          "cudaMemcpy");
+    const double difference = Difference(values, expected);
+    const ChainTimes times = TimeChain(
+        stream, static_cast<int>(unpacked_matrices), kRepeats,
+        [&](int i) { LaunchUnpackedLinear(unpacked_layer(i), g, stream.get()); });
+    return std::pair<float, double>(times.median, difference);
+  };
+  if (ChooseUnpackedGeometry(p, kMultiprocessors, kSharedBytes, &stream_chosen)) {
+    const auto [time, difference] = measure_stream(stream_chosen);
+    std::printf("   unpacked %8.2f us   difference %.1e", time, difference);
+  }
   std::printf("\n");
+  std::fflush(stdout);
+  if (every_stream) {
+    std::vector<std::pair<std::pair<float, double>, UnpackedGeometry>> all;
+    double far = 0;
+    for (const UnpackedGeometry& g : UnpackedGeometries(p)) {
+      all.push_back({measure_stream(g), g});
+      far = std::max(far, all.back().first.second);
+    }
+    std::sort(all.begin(), all.end(),
+              [](const auto& a, const auto& b) { return a.first.first < b.first.first; });
+    for (size_t i = 0; i < std::min<size_t>(all.size(), 6); ++i) {
+      const UnpackedGeometry& g = all[i].second;
+      std::printf("   {%d, %d, %d, %d, %d, %d} %.2f", g.tokens, g.groups, g.split, g.share, g.stages, g.blocks,
+                  all[i].first.first);
+    }
+    std::printf("   of %zu, largest difference %.1e\n", all.size(), far);
+    std::fflush(stdout);
+  }
   if (!every_geometry) return;
   for (const WgmmaGeometry& g : Geometries(p)) measure(g);
   std::sort(found.begin(), found.end(), [](const Row& a, const Row& b) { return a.time < b.time; });
@@ -199,6 +278,7 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
 int main(int argc, char** argv) {
   if (argc > 1) adder::cuda::filter = argv[1];
   adder::cuda::every_geometry = argc > 2 && std::string(argv[2]) == "all";
+  adder::cuda::every_stream = argc > 2 && std::string(argv[2]) == "unpacked";
   try {
     for (const adder::cuda::MatrixCase& c : adder::cuda::kCases) {
       for (const int tokens : {16, 32, 64, 128, 256}) adder::cuda::TimeMatrix(c, tokens);
