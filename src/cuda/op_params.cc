@@ -5,6 +5,18 @@ namespace {
 
 int Narrow(int64_t value) { return static_cast<int>(value); }
 
+HeadNorm MakeHeadNorm(const std::optional<RmsNorm>& norm, const Program& program,
+                      const DeviceWeights& weights) {
+  if (!norm) return {};
+  const size_t size = program.weights->vectors[static_cast<size_t>(norm->weight)].size();
+  HeadNorm result;
+  result.weight = weights.vector(norm->weight);
+  result.size = static_cast<int>(size);
+  result.part = static_cast<int>(size) / Narrow(norm->groups);
+  result.eps = norm->eps;
+  return result;
+}
+
 }  // namespace
 
 int BufferWidth(const Program& program, BufferId id) {
@@ -56,6 +68,9 @@ AttentionParams MixerParams(const AttentionOp& op, const Program& program,
   params.run_count = slice.run_count;
   params.rows = slice.rows;
   params.row_runs = slice.row_runs;
+  params.q_norm = MakeHeadNorm(m.q_norm, program, weights);
+  params.k_norm = MakeHeadNorm(m.k_norm, program, weights);
+  params.norm_after_rotation = m.qk_norm_after_rope && (m.q_norm || m.k_norm);
   return params;
 }
 

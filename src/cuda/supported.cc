@@ -15,7 +15,10 @@ struct Unsupported {
     return {};
   }
   std::string operator()(const AttentionOp& op) const {
-    if (op.mixer.q_norm || op.mixer.k_norm) return "attention with norms of q and k";
+    if (!op.mixer.qk_norm_after_rope) return {};
+    for (const std::optional<RmsNorm>& norm : {op.mixer.q_norm, op.mixer.k_norm}) {
+      if (norm && norm->groups > 1) return "norms in groups after the rotation";
+    }
     return {};
   }
   std::string operator()(const RouterOp& op) const {
