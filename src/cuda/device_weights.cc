@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "cuda/cuda_call.h"
+#include "cuda/supported.h"
 
 namespace adder::cuda {
 namespace {
@@ -71,11 +72,12 @@ DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
     if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
       Collect({embed->embedding}, false);
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      Collect({linear->linear.weight}, linear->epilogue == Epilogue::kGated);
+      Collect({linear->linear.weight},
+              linear->epilogue == Epilogue::kGated && !NeedsFinish(*linear));
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       Collect({router->router.weight}, false);
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      Collect(gate_up->gate_up, true);
+      Collect(gate_up->gate_up, !NeedsFinish(*gate_up));
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
       Collect(down->down, false);
     }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/error.h"
 #include "cuda/cuda_call.h"
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/batch_linear.h"
@@ -16,6 +15,9 @@ namespace adder::cuda {
 namespace {
 
 int Narrow(int64_t value) { return static_cast<int>(value); }
+
+// Rows of floats begin on 16-byte boundaries.
+int StrideOf(int width) { return (width + 3) / 4 * 4; }
 
 }  // namespace
 
@@ -103,6 +105,11 @@ void NarrowOps::AllocateBuffers() {
   size_t partial = 0;
   size_t scores = 0;
   size_t normalized = 0;
+  size_t products = 0;
+  const auto raise_products = [&](const PackedMatrix& matrix, int64_t parts) {
+    products =
+        std::max(products, rows * static_cast<size_t>(StrideOf(Narrow(matrix.rows * parts))));
+  };
   size_t counters = rows;
   for (const Op& op : program_.ops) {
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
@@ -118,19 +125,24 @@ void NarrowOps::AllocateBuffers() {
       if (linear->norm && linear->norm->groups > 1) {
         normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
       }
+      if (NeedsFinish(*linear)) raise_products(weights_.matrix(linear->linear.weight), 1);
+    } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
+      if (NeedsFinish(*gate_up)) raise_products(weights_.stack(gate_up->gate_up), gate_up->top_k);
     }
   }
   add(convolved);
   add(partial);
   add(scores);
   add(normalized);
+  add(products);
   activations_ = DeviceMemory(total * sizeof(float));
   buffers_.clear();
   for (size_t offset : offsets) buffers_.push_back(activations_.as<float>() + offset);
-  normalized_ = buffers_.back();
-  scores_ = buffers_[buffers_.size() - 2];
-  partial_ = buffers_[buffers_.size() - 3];
-  convolved_ = buffers_[buffers_.size() - 4];
+  products_ = buffers_.back();
+  normalized_ = buffers_[buffers_.size() - 2];
+  scores_ = buffers_[buffers_.size() - 3];
+  partial_ = buffers_[buffers_.size() - 4];
+  convolved_ = buffers_[buffers_.size() - 5];
   counters_ = DeviceMemory(counters * sizeof(unsigned));
   Check(cudaMemsetAsync(counters_.data(), 0, counters_.bytes(), stream_.get()), "cudaMemset");
 }
@@ -165,12 +177,15 @@ const LinearOp* NarrowOps::SharedExpertOf(size_t index) const {
   constexpr int kMostRows = 8;
   if (f32_ || slice_.rows > kMostRows || index + 1 >= program_.ops.size()) return nullptr;
   const auto* linear = std::get_if<LinearOp>(&program_.ops[index + 1].body);
-  if (linear == nullptr || linear->linear.bias != kNoId) return nullptr;
+  if (linear == nullptr || linear->linear.bias != kNoId || linear->linear.scaled() ||
+      NeedsFinish(*linear)) {
+    return nullptr;
+  }
   const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
   const Op& op = program_.ops[index];
   if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-    const bool same = linear->epilogue == Epilogue::kGated && linear->input == gate_up->input &&
-                      linear->norm == gate_up->norm;
+    const bool same = !NeedsFinish(*gate_up) && linear->epilogue == Epilogue::kGated &&
+                      linear->input == gate_up->input && linear->norm == gate_up->norm;
     return same && CanShareLaunch(weights_.stack(gate_up->gate_up), shared) ? linear : nullptr;
   }
   if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
@@ -185,7 +200,8 @@ bool NarrowOps::JoinsGates(size_t index) const {
   if (f32_ || index + 1 >= program_.ops.size()) return false;
   const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
   const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
-  return router != nullptr && gate_up != nullptr && router->output == gate_up->routing &&
+  return router != nullptr && gate_up != nullptr && !NeedsFinish(*gate_up) &&
+         router->routing.plain() && router->output == gate_up->routing &&
          router->input == gate_up->input && router->norm == gate_up->norm &&
          CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
                   slice_.rows);
@@ -235,26 +251,22 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   params.input = input;
   params.matrix = weights_.matrix(op.linear.weight);
   params.input_rows = input_rows;
-  params.bias = weights_.vector(op.linear.bias);
-  params.scale = op.scale;
-  params.output = Values(op.output);
-  params.output_stride = Stride(op.output);
-  params.rounded_output = RoundedOutput(op.output);
-  params.rounded_output_stride = RoundedStride(op.output);
-  const LinearShape shape = Shape();
-  switch (op.epilogue) {
-    case Epilogue::kStore:
-      params.epilogue = LinearEpilogue::kStore;
-      break;
-    case Epilogue::kAdd:
-      params.epilogue = LinearEpilogue::kAdd;
-      break;
-    case Epilogue::kGated:
-      params.epilogue = LinearEpilogue::kSiluMul;
-      break;
-    case Epilogue::kActivate:
-      Fail("The CUDA backend has no kernel for an MLP without a gate.");  // see CheckSupported
+  const bool finishes = NeedsFinish(op);
+  if (finishes) {
+    params.output = products_;
+    params.output_stride = StrideOf(params.matrix.rows);
+  } else {
+    params.epilogue = op.epilogue == Epilogue::kGated ? LinearEpilogue::kSiluMul
+                      : op.epilogue == Epilogue::kAdd ? LinearEpilogue::kAdd
+                                                      : LinearEpilogue::kStore;
+    params.bias = weights_.vector(op.linear.bias);
+    params.scale = op.scale * UniformFactor(op.linear);
+    params.output = Values(op.output);
+    params.output_stride = Stride(op.output);
+    params.rounded_output = RoundedOutput(op.output);
+    params.rounded_output_stride = RoundedStride(op.output);
   }
+  const LinearShape shape = Shape();
   if (op.norm && op.norm->groups > 1) {
     RmsNormParams norm;
     norm.input = params.input;
@@ -280,6 +292,41 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   }
   params.rounded_input_stride = RoundedStride(op.input);
   LaunchLinear(params, shape, stream_.get());
+  if (!finishes) return;
+  FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows, 1);
+  finish.input_scale = op.linear.input_scale;
+  finish.bias = weights_.vector(op.linear.bias);
+  int end = 0;
+  for (const RowScale& scale : op.linear.row_scales) {
+    end += Narrow(scale.rows);
+    finish.factor_ends[finish.factor_count] = end;
+    finish.factors[finish.factor_count++] = scale.factor;
+  }
+  finish.gated = op.epilogue == Epilogue::kGated;
+  finish.activates = op.epilogue == Epilogue::kActivate;
+  finish.activation = op.activation;
+  if (op.row_gate != kNoId) {
+    finish.row_gate = Values(op.row_gate);
+    finish.row_gate_stride = Stride(op.row_gate);
+  }
+  finish.scale = op.scale;
+  finish.adds = op.epilogue == Epilogue::kAdd;
+  LaunchFinish(finish, stream_.get());
+}
+
+// What becomes of products_, which hold `parts` parts of `product_rows` rows of a matrix per token.
+FinishParams NarrowOps::FinishOf(BufferId output, int rows, int product_rows, int parts) {
+  FinishParams finish;
+  finish.products = products_;
+  finish.products_stride = StrideOf(product_rows * parts);
+  finish.rows = rows;
+  finish.parts = parts;
+  finish.width = Width(output) / parts;
+  finish.output = Values(output);
+  finish.output_stride = Stride(output);
+  finish.rounded_output = RoundedOutput(output);
+  finish.rounded_output_stride = RoundedStride(output);
+  return finish;
 }
 
 void NarrowOps::Launch(const Mamba2Op& op) {
@@ -336,9 +383,12 @@ void NarrowOps::Launch(const ExpertGateUpOp& op) {
   ExpertParams params;
   params.linear = Params(op.input, op.norm, slice_.rows);
   params.linear.matrix = weights_.stack(op.gate_up);
-  params.linear.epilogue = LinearEpilogue::kSiluMul;
-  params.linear.output = Values(op.output);
-  params.linear.output_stride = Stride(op.output);
+  const bool finishes = NeedsFinish(op);
+  const int product_rows = params.linear.matrix.rows;
+  params.linear.epilogue = finishes ? LinearEpilogue::kStore : LinearEpilogue::kSiluMul;
+  params.linear.output = finishes ? products_ : Values(op.output);
+  params.linear.output_stride =
+      finishes ? StrideOf(product_rows * Narrow(op.top_k)) : Stride(op.output);
   params.routing = Values(op.routing);
   params.routing_stride = Stride(op.routing);
   params.top_k = Narrow(op.top_k);
@@ -349,6 +399,12 @@ void NarrowOps::Launch(const ExpertGateUpOp& op) {
     params.chosen = Values(op.routing);
   }
   LaunchExpertGateUp(params, Shape(), stream_.get());
+  if (!finishes) return;
+  FinishParams finish = FinishOf(op.output, slice_.rows, product_rows, Narrow(op.top_k));
+  finish.gated = op.gated;
+  finish.activates = true;
+  finish.activation = op.activation;
+  LaunchFinish(finish, stream_.get());
 }
 
 void NarrowOps::Launch(const ExpertDownOp& op) {

@@ -10,6 +10,7 @@
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
 #include "cuda/kernels/linear.h"
+#include "cuda/kernels/linear_finish.h"
 #include "cuda/slice.h"
 #include "program/program.h"
 
@@ -55,6 +56,7 @@ class NarrowOps {
   LinearShape Shape() const;
   LinearParams Params(BufferId input, const std::optional<RmsNorm>& norm, int tokens) const;
   void LaunchLinearOp(const LinearOp& op, int tokens, const float* input, const int* input_rows);
+  FinishParams FinishOf(BufferId output, int rows, int product_rows, int parts);
   void Launch(const EmbedOp& op);
   void Launch(const LinearOp& op);
   void Launch(const Mamba2Op& op);
@@ -82,6 +84,7 @@ class NarrowOps {
   float* partial_ = nullptr;
   float* scores_ = nullptr;
   float* normalized_ = nullptr;
+  float* products_ = nullptr;  // before a pass of their own
   DeviceMemory counters_;
 
   Slice slice_;                              // what is being launched

@@ -1,6 +1,7 @@
 #include "cuda/supported.h"
 
 #include "core/error.h"
+#include "cuda/kernels/linear_finish.h"
 
 namespace adder::cuda {
 namespace {
@@ -8,11 +9,9 @@ namespace {
 // Each returns what of the op has no kernel, or nothing.
 struct Unsupported {
   std::string operator()(const LinearOp& op) const {
-    if (op.epilogue == Epilogue::kActivate) return "an MLP without a gate";
-    if (op.linear.scaled()) return "a projection with scaled rows";
-    if (op.row_gate != kNoId) return "an MLP with an output gate";
-    if (op.epilogue == Epilogue::kGated) return OfActivation(op.activation);
-    return {};
+    return op.linear.row_scales.size() > kMostRowFactors
+               ? Concat("more than ", kMostRowFactors, " factors of rows")
+               : std::string();
   }
   std::string operator()(const AttentionOp& op) const {
     if (!op.mixer.qk_norm_after_rope) return {};
@@ -26,9 +25,7 @@ struct Unsupported {
                ? ""
                : "a router other than softmax over the largest logits";
   }
-  std::string operator()(const ExpertGateUpOp& op) const {
-    return op.gated ? OfActivation(op.activation) : "experts without a gate";
-  }
+  std::string operator()(const ExpertGateUpOp&) const { return {}; }
   std::string operator()(const NormAddOp&) const { return "a norm after a mixer"; }
   std::string operator()(const Mamba2SelectedOp&) const { return "Mamba-2 with a selection"; }
   std::string operator()(const CausalConvOp&) const { return "a short convolution"; }
@@ -38,14 +35,28 @@ struct Unsupported {
     return op.mixer.norm_before_gate ? "Mamba-2 with its norm before the gate" : "";
   }
   std::string operator()(const ExpertDownOp&) const { return {}; }
-
-  static std::string OfActivation(Activation activation) {
-    if (activation == Activation::kSilu) return {};
-    return Concat("the activation ", ActivationName(activation));
-  }
 };
 
 }  // namespace
+
+bool NeedsFinish(const LinearOp& op) {
+  const Linear& linear = op.linear;
+  const bool plain_gate = op.epilogue == Epilogue::kGated && op.activation == Activation::kSilu &&
+                          op.row_gate == kNoId && !linear.scaled();
+  const bool uniform =
+      linear.row_scales.size() <= 1 && (linear.input_scale == 1 || linear.bias == kNoId);
+  const bool stores = op.epilogue == Epilogue::kStore || op.epilogue == Epilogue::kAdd;
+  return !plain_gate && !(stores && uniform);
+}
+
+bool NeedsFinish(const ExpertGateUpOp& op) {
+  return !op.gated || op.activation != Activation::kSilu;
+}
+
+float UniformFactor(const Linear& linear) {
+  return linear.row_scales.empty() ? linear.input_scale
+                                   : linear.input_scale * linear.row_scales.front().factor;
+}
 
 std::string UnsupportedPart(const Program& program) {
   for (const Op& op : program.ops) {

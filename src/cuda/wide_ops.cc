@@ -59,6 +59,7 @@ bool WideOps::Support(const Program& program) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+      if (NeedsFinish(*linear)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
       // Norms read groups four values at a time.
       if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
@@ -67,7 +68,7 @@ bool WideOps::Support(const Program& program) {
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       if (router->experts > kMostGroupedExperts) return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      if (gate_up->intermediate % 8 != 0) return false;
+      if (NeedsFinish(*gate_up) || gate_up->intermediate % 8 != 0) return false;
     }
   }
   return true;
@@ -280,13 +281,14 @@ void WideOps::Launch(const LinearOp& op, const Slice& slice) {
     LaunchSiluMul(gates_, bias, slice.rows, matrix.rows / 2, Bf16Values(op.output), stream_.get());
     return;
   }
-  product.scale = op.scale;
+  const float scale = op.scale * UniformFactor(op.linear);
+  product.scale = scale;
   product.add = op.epilogue == Epilogue::kAdd;
   product.output = F32Values(op.output);
   product.output_stride = Stride(op.output);
   Multiply(matrix, input, slice.rows, product);
   if (bias != nullptr) {
-    LaunchAddBias(bias, op.scale, slice.rows, matrix.rows, Values(op.output), Stride(op.output),
+    LaunchAddBias(bias, scale, slice.rows, matrix.rows, Values(op.output), Stride(op.output),
                   stream_.get());
   }
 }

@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(kWarps * 32)
     routing = params.routing + static_cast<long long>(token) * params.routing_stride +
               params.expert_top_k + choice;
     input += static_cast<long long>(token) * p.input_stride;
-    output += static_cast<long long>(token) * p.output_stride + choice * (m.rows / 2);
+    const int results = p.epilogue == LinearEpilogue::kSiluMul ? m.rows / 2 : m.rows;
+    output += static_cast<long long>(token) * p.output_stride + choice * results;
     first_token = 0;
     tokens = 1;
   } else if constexpr (kExperts == Experts::kDown) {

@@ -86,7 +86,8 @@ bool ReadsRounded(const LinearShape& shape, int tokens);
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);
 
 // For each token and chosen expert j: output[token][j * width ..] = silu(gate) * up, width = rows /
-// 2 of an interleaved stack; epilogue kSiluMul.
+// 2 of an interleaved stack; epilogue kSiluMul. With kStore W_j norm(x), width = rows, of a stack
+// that is not interleaved, without a shared expert and without CanRoute.
 void LaunchExpertGateUp(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream);
 // output[token] += scale * sum over j of weight[j] * W_j input[token][j * cols ..]; epilogue kAdd.
 void LaunchExpertDown(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream);

@@ -136,7 +136,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       output = params.shared_output + token * params.shared_output_stride;
     } else {
       routing = params.routing + token * params.routing_stride + params.top_k + choice;
-      output += token * p.output_stride + choice * (m.rows / 2);
+      constexpr int kRowsPerResult = kEpilogue == LinearEpilogue::kSiluMul ? 2 : 1;
+      output += token * p.output_stride + choice * (m.rows / kRowsPerResult);
     }
   } else if constexpr (kExperts == Experts::kDown) {
     routing = params.routing + static_cast<long long>(blockIdx.y) * params.routing_stride;
@@ -651,6 +652,9 @@ void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Exper
                   const LinearShape& shape, cudaStream_t stream) {
   switch (kind) {
     case Experts::kGateUp:
+      if (linear.epilogue == LinearEpilogue::kStore) {
+        return Dispatch<Experts::kGateUp, LinearEpilogue::kStore>(linear, experts, shape, stream);
+      }
       if (experts->router.rows == 0) {
         return Dispatch<Experts::kGateUp, LinearEpilogue::kSiluMul>(linear, experts, shape, stream);
       }
