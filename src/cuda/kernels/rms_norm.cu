@@ -5,6 +5,7 @@
 
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/rms_norm.h"
+#include "cuda/kernels/sums.cuh"
 
 namespace adder::cuda {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kHeld = 4;
 
+template <NormEpilogue kEpilogue>
 __global__ void __launch_bounds__(kThreads) RmsNormKernel(const __grid_constant__ RmsNormParams p) {
   __shared__ float sums[kThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
@@ -38,18 +40,19 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const __grid_constant_
     sum = fmaf(held[i], held[i], sum);
   }
   for (int i = thread + kHeld * kThreads; i < size; i += kThreads) sum = fmaf(x[i], x[i], sum);
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  if (thread % 32 == 0) sums[thread / 32] = sum;
-  __syncthreads();
-  sum = 0;
-  for (float part : sums) sum += part;
+  sum = BlockSum(sum, sums);
   const float factor = rsqrtf(sum / static_cast<float>(size) + p.eps);
   float* out = p.output + static_cast<long long>(row) * p.stride + begin;
   uint16_t* rounded =
       p.rounded_output == nullptr
           ? nullptr
           : p.rounded_output + static_cast<long long>(row) * p.rounded_stride + begin;
+  const float* gate = kEpilogue == NormEpilogue::kGate
+                          ? p.gate + static_cast<long long>(from) * p.gate_stride + begin
+                          : nullptr;
   const auto store = [&](int at, float y) {
+    if constexpr (kEpilogue == NormEpilogue::kAdd) y = fmaf(p.scale, y, out[at]);
+    if constexpr (kEpilogue == NormEpilogue::kGate) y *= gate[at] / (1.0f + expf(-gate[at]));
     out[at] = y;
     if (rounded != nullptr) rounded[at] = __bfloat16_as_ushort(__float2bfloat16_rn(y));
   };
@@ -66,7 +69,11 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const __grid_constant_
 }  // namespace
 
 void LaunchRmsNorm(const RmsNormParams& params, cudaStream_t stream) {
-  Launch("the RMSNorm kernel", RmsNormKernel,
+  const auto kernel = params.epilogue == NormEpilogue::kAdd ? RmsNormKernel<NormEpilogue::kAdd>
+                      : params.epilogue == NormEpilogue::kGate
+                          ? RmsNormKernel<NormEpilogue::kGate>
+                          : RmsNormKernel<NormEpilogue::kStore>;
+  Launch("the RMSNorm kernel", kernel,
          dim3(static_cast<unsigned>(params.rows), static_cast<unsigned>(params.groups)),
          dim3(kThreads), 0, stream, params);
 }
