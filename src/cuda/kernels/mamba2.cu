@@ -204,8 +204,8 @@ struct HeadValues {
   }
 };
 
-// kMany: heads_per_block may be more than one.
-template <int kTaps, bool kVector, bool kMany>
+// kMany: heads_per_block may be more than one. kGates: p.gates.
+template <int kTaps, bool kVector, bool kMany, bool kGates = true>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2StepKernel(const __grid_constant__ Mamba2Params p, const int heads_per_block) {
   struct alignas(16) OfWarp {
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     if (place.warp == 0 && place.has_x) {
       const float y =
           fmaf(head.d, x, SumOfWarps(sums, static_cast<int>(blockDim.x) / 32, place.lane));
-      const float gated = y * Silu(head.gate);
+      const float gated = kGates ? y * Silu(head.gate) : y;
       output[place.x_channel] = gated;
       if (rounded != nullptr) {
         rounded[place.x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
@@ -390,9 +390,10 @@ __global__ void __launch_bounds__(kMaxThreads)
       }
       shared.x[token * kPart + place.lane] = place.has_x ? values[place.x_channel] : 0.0f;
       if (place.lane == 0) {
-        shared.steps[token] =
-            MakeStep(p, p.dt_bias[place.head], p.a[place.head],
-                     p.projected[row * p.projected_stride + p.inner() + channels + place.head]);
+        const float* dt = p.dt != nullptr
+                              ? p.dt + row * p.dt_stride
+                              : p.projected + row * p.projected_stride + p.inner() + channels;
+        shared.steps[token] = MakeStep(p, p.dt_bias[place.head], p.a[place.head], dt[place.head]);
       }
     }
     __syncthreads();
@@ -408,8 +409,8 @@ __global__ void __launch_bounds__(kMaxThreads)
       const long long row = run.row + begin + token;
       const float y = fmaf(d, shared.x[token * kPart + place.lane],
                            SumOfWarps(shared.partial + token * warps * kPart, warps, place.lane));
-      p.output[row * p.output_stride + place.x_channel] =
-          y * Silu(p.projected[row * p.projected_stride + place.x_channel]);
+      const float* gate = p.projected + row * p.projected_stride + place.x_channel;
+      p.output[row * p.output_stride + place.x_channel] = p.gates ? y * Silu(*gate) : y;
     }
     __syncthreads();
   }
@@ -466,14 +467,17 @@ int HeadsPerBlock(const Mamba2Params& p) {
 
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   CheckSizes(params);
-  const int heads = params.head_dim % 4 != 0      ? 1
+  const bool vectors = params.head_dim % 4 == 0;
+  const int heads = !vectors || !params.gates     ? 1
                     : params.heads_per_block != 0 ? params.heads_per_block
                                                   : HeadsPerBlock(params);
-  const auto kernel = params.head_dim % 4 != 0 ? Mamba2StepKernel<kMaxTaps, false, false>
-                      : params.d_conv != 4     ? heads > 1 ? Mamba2StepKernel<kMaxTaps, true, true>
-                                                           : Mamba2StepKernel<kMaxTaps, true, false>
-                          : heads > 1 ? Mamba2StepKernel<4, true, true>
-                                               : Mamba2StepKernel<4, true, false>;
+  const auto kernel = !params.gates ? vectors ? Mamba2StepKernel<kMaxTaps, true, false, false>
+                                              : Mamba2StepKernel<kMaxTaps, false, false, false>
+                      : !vectors ? Mamba2StepKernel<kMaxTaps, false, false>
+                      : params.d_conv != 4 ? heads > 1 ? Mamba2StepKernel<kMaxTaps, true, true>
+                                                       : Mamba2StepKernel<kMaxTaps, true, false>
+                      : heads > 1 ? Mamba2StepKernel<4, true, true>
+                                           : Mamba2StepKernel<4, true, false>;
   Launch("the Mamba-2 step kernel", kernel, GridOf(params, heads),
          dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params, heads);
 }
@@ -492,6 +496,11 @@ void LaunchCausalConv(const Mamba2Params& params, int most_tokens, float* convol
 void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
                          cudaStream_t stream) {
   LaunchCausalConv(params, most_tokens, convolved, stream);
+  LaunchMamba2Scan(params, convolved, stream);
+}
+
+void LaunchMamba2Scan(const Mamba2Params& params, const float* convolved, cudaStream_t stream) {
+  CheckSizes(params);
   const int warps = WarpsOf(params);
   const size_t shared =
       sizeof(float) * kScanTokens * static_cast<size_t>(ScanShared::FloatsPerToken(warps));
