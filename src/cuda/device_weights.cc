@@ -80,6 +80,10 @@ DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
       Collect(gate_up->gate_up, !NeedsFinish(*gate_up));
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
       Collect(down->down, false);
+    } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+      Collect({scan->mixer.dt_proj.weight}, false);
+    } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      Collect({selected->mixer.selection->dt_proj.weight}, false);
     }
   }
   const BoundWeights& weights = *program.weights;
@@ -193,6 +197,12 @@ void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) 
     vector_offsets_.push_back(add(vector));
   }
   for (const Op& op : program.ops) {
+    if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+      const std::optional<RmsNorm>& norm = scan->mixer.dt_norm;
+      const auto size = static_cast<size_t>(scan->mixer.dt_rank);
+      if (norm && norm->weight == kNoId) ones_ = std::max(ones_, size);
+      continue;
+    }
     const auto* attention = std::get_if<AttentionOp>(&op.body);
     if (attention == nullptr || !attention->mixer.rope) continue;
     const std::vector<float>& frequencies = attention->mixer.rope->inverse_frequencies;
@@ -200,6 +210,7 @@ void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) 
       frequency_offsets_[frequencies] = add(frequencies);
     }
   }
+  ones_offset_ = add(std::vector<float>(ones_, 1.0f));
   vectors_ = DeviceMemory(all.size() * sizeof(float));
   bytes_ += static_cast<int64_t>(vectors_.bytes());
   if (all.empty()) return;
@@ -213,6 +224,10 @@ void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) 
 const float* DeviceWeights::vector(VectorId id) const {
   if (id == kNoId) return nullptr;
   return vectors_.as<const float>() + vector_offsets_.at(static_cast<size_t>(id));
+}
+
+const float* DeviceWeights::ones() const {
+  return ones_ == 0 ? nullptr : vectors_.as<const float>() + ones_offset_;
 }
 
 const float* DeviceWeights::inverse_frequencies(const Attention& mixer) const {

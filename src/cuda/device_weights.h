@@ -27,6 +27,8 @@ class DeviceWeights {
   }
   // [size] f32 on a 256-byte boundary; null for kNoId.
   const float* vector(VectorId id) const;
+  // The weight of a Mamba-1 mixer's norm of dt that has none; null where no mixer has such a norm.
+  const float* ones() const;
   // A rope's inverse frequencies; null when there is no rope.
   const float* inverse_frequencies(const Attention& mixer) const;
 
@@ -48,6 +50,8 @@ class DeviceWeights {
   DeviceMemory vectors_;
   std::vector<size_t> vector_offsets_;  // in floats
   std::map<std::vector<float>, size_t> frequency_offsets_;
+  size_t ones_offset_ = 0;
+  size_t ones_ = 0;
   DeviceMemory raw_;  // a matrix as the checkpoint has it, before packing
   int64_t bytes_ = 0;
 };

@@ -5,8 +5,11 @@
 #include "cuda/cuda_call.h"
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/batch_linear.h"
+#include "cuda/kernels/causal_conv.h"
+#include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/mamba2.h"
-#include "cuda/kernels/rms_norm.h"
+#include "cuda/kernels/route.h"
+#include "cuda/kernels/selection.h"
 #include "cuda/nvtx_range.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
@@ -18,6 +21,12 @@ int Narrow(int64_t value) { return static_cast<int>(value); }
 
 // Rows of floats begin on 16-byte boundaries.
 int StrideOf(int width) { return (width + 3) / 4 * 4; }
+int Bf16StrideOf(int64_t width) { return static_cast<int>((width + 7) / 8 * 8); }
+
+SmallNorm MakeSmallNorm(const std::optional<RmsNorm>& norm, const DeviceWeights& weights) {
+  if (!norm) return {};
+  return {true, weights.vector(norm->weight), norm->eps};
+}
 
 }  // namespace
 
@@ -41,12 +50,7 @@ void NarrowOps::Launch(const Op& op, const Slice& slice) {
   const NvtxRange range(op.name);
   slice_ = slice;
   rounded_fresh_[static_cast<size_t>(OutputOf(op))] = false;
-  // CheckSupported has refused programs with other ops.
-  std::visit(
-      [this](const auto& body) {
-        if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body);
-      },
-      op.body);
+  std::visit([this](const auto& body) { Launch(body); }, op.body);
 }
 
 void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
@@ -66,7 +70,7 @@ void NarrowOps::LaunchHead(const LinearOp& head, int rows, const float* input,
   LaunchLinearOp(head, rows, input, input_rows);
 }
 
-int NarrowOps::RoundedStride(BufferId id) const { return (Width(id) + 7) / 8 * 8; }
+int NarrowOps::RoundedStride(BufferId id) const { return Bf16StrideOf(Width(id)); }
 
 // Where an op writes the rounded copy of its output; null: nobody will read it.
 uint16_t* NarrowOps::RoundedOutput(BufferId id) {
@@ -106,6 +110,7 @@ void NarrowOps::AllocateBuffers() {
   size_t scores = 0;
   size_t normalized = 0;
   size_t products = 0;
+  size_t steps = 0;
   const auto raise_products = [&](const PackedMatrix& matrix, int64_t parts) {
     products =
         std::max(products, rows * static_cast<size_t>(StrideOf(Narrow(matrix.rows * parts))));
@@ -114,13 +119,19 @@ void NarrowOps::AllocateBuffers() {
   for (const Op& op : program_.ops) {
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
       convolved = std::max(convolved, rows * static_cast<size_t>(mamba->mixer.conv_channels()));
+    } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      const Mamba2& m = selected->mixer;
+      convolved = std::max(convolved, rows * static_cast<size_t>(m.scan_channels()));
+      steps = std::max(steps, rows * static_cast<size_t>(StrideOf(Narrow(m.heads))));
+    } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+      steps = std::max(steps, rows * static_cast<size_t>(StrideOf(Narrow(scan->mixer.inner))));
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
       const Attention& m = attention->mixer;
       partial =
           std::max(partial, AttentionScratchFloats(rows_, Narrow(m.heads), Narrow(m.head_dim)));
       counters = std::max(counters, AttentionCounters(rows_, Narrow(m.heads)));
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      scores = std::max(scores, rows * static_cast<size_t>(router->experts));
+      scores = std::max(scores, rows * static_cast<size_t>(StrideOf(Narrow(router->experts))));
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->norm && linear->norm->groups > 1) {
         normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
@@ -130,19 +141,15 @@ void NarrowOps::AllocateBuffers() {
       if (NeedsFinish(*gate_up)) raise_products(weights_.stack(gate_up->gate_up), gate_up->top_k);
     }
   }
-  add(convolved);
-  add(partial);
-  add(scores);
-  add(normalized);
-  add(products);
+  for (size_t floats : {convolved, partial, scores, normalized, products, steps}) add(floats);
   activations_ = DeviceMemory(total * sizeof(float));
   buffers_.clear();
   for (size_t offset : offsets) buffers_.push_back(activations_.as<float>() + offset);
-  products_ = buffers_.back();
-  normalized_ = buffers_[buffers_.size() - 2];
-  scores_ = buffers_[buffers_.size() - 3];
-  partial_ = buffers_[buffers_.size() - 4];
-  convolved_ = buffers_[buffers_.size() - 5];
+  float** const scratch[] = {&steps_, &products_, &normalized_, &scores_, &partial_, &convolved_};
+  for (float** place : scratch) {
+    *place = buffers_.back();
+    buffers_.pop_back();
+  }
   counters_ = DeviceMemory(counters * sizeof(unsigned));
   Check(cudaMemsetAsync(counters_.data(), 0, counters_.bytes(), stream_.get()), "cudaMemset");
 }
@@ -163,7 +170,18 @@ void NarrowOps::AllocateRounded() {
     total +=
         (static_cast<size_t>(rows_) * static_cast<size_t>(RoundedStride(input)) + 63) / 64 * 64;
   }
+  const size_t low_rank = total;
+  for (const Op& op : program_.ops) {
+    int64_t rank = 0;
+    if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) rank = scan->mixer.dt_rank;
+    if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      rank = scan->mixer.selection->dt_rank;
+    }
+    const auto floats = static_cast<size_t>(rows_) * static_cast<size_t>(Bf16StrideOf(rank));
+    total = std::max(total, low_rank + floats);
+  }
   rounded_memory_ = DeviceMemory(total * sizeof(uint16_t));
+  low_rank_ = rounded_memory_.as<uint16_t>() + low_rank;
   for (size_t i = 0; i < rounded_.size(); ++i) {
     if (rounded_fresh_[i]) rounded_[i] = rounded_memory_.as<uint16_t>() + offsets[i];
     rounded_fresh_[i] = false;
@@ -235,6 +253,18 @@ LinearParams NarrowOps::Params(BufferId input, const std::optional<RmsNorm>& nor
   return params;
 }
 
+RmsNormParams NarrowOps::NormParams(const RmsNorm& norm, BufferId input) const {
+  RmsNormParams params;
+  params.input = Values(input);
+  params.stride = Stride(input);
+  params.rows = slice_.rows;
+  params.width = Width(input);
+  params.groups = Narrow(norm.groups);
+  params.weight = weights_.vector(norm.weight);
+  params.eps = norm.eps;
+  return params;
+}
+
 void NarrowOps::Launch(const EmbedOp& op) {
   LaunchEmbed(weights_.matrix(op.embedding), slice_.tokens, slice_.rows, op.scale,
               Values(op.output), Stride(op.output), RoundedOutput(op.output),
@@ -268,15 +298,10 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   }
   const LinearShape shape = Shape();
   if (op.norm && op.norm->groups > 1) {
-    RmsNormParams norm;
+    RmsNormParams norm = NormParams(*op.norm, op.input);
     norm.input = params.input;
-    norm.stride = params.input_stride;
     norm.rows = tokens;
     norm.input_rows = input_rows;
-    norm.width = Width(op.input);
-    norm.groups = Narrow(op.norm->groups);
-    norm.weight = params.norm_weight;
-    norm.eps = params.norm_eps;
     norm.output = normalized_;
     // The input's rounded copy is not needed: its place serves the normalised rows.
     norm.rounded_output = rounded_[static_cast<size_t>(op.input)];
@@ -335,13 +360,143 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   params.projected_stride = Stride(op.input);
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
+  params.gates = !op.mixer.norm_before_gate;
   if (slice_.most_tokens == 1) {
-    params.rounded_output = RoundedOutput(op.output);
-    params.rounded_output_stride = RoundedStride(op.output);
+    if (params.gates) {
+      params.rounded_output = RoundedOutput(op.output);
+      params.rounded_output_stride = RoundedStride(op.output);
+    }
     LaunchMamba2Step(params, stream_.get());
   } else {
     LaunchMamba2Prefill(params, slice_.most_tokens, convolved_, stream_.get());
   }
+  if (params.gates) return;
+  RmsNormParams norm = NormParams(*op.mixer.gated_norm, op.output);
+  norm.epilogue = NormEpilogue::kGate;
+  norm.gate = params.projected;
+  norm.gate_stride = params.projected_stride;
+  norm.output = params.output;
+  norm.rounded_output = RoundedOutput(op.output);
+  norm.rounded_stride = RoundedStride(op.output);
+  LaunchRmsNorm(norm, stream_.get());
+}
+
+void NarrowOps::Launch(const NormAddOp& op) {
+  RmsNormParams norm = NormParams(op.norm, op.input);
+  norm.epilogue = NormEpilogue::kAdd;
+  norm.scale = op.scale;
+  norm.output = Values(op.output);
+  norm.rounded_output = RoundedOutput(op.output);
+  norm.rounded_stride = RoundedStride(op.output);
+  LaunchRmsNorm(norm, stream_.get());
+}
+
+void NarrowOps::Launch(const CausalConvOp& op) {
+  CausalConvParams params;
+  params.channels = Narrow(op.channels);
+  params.d_conv = Narrow(op.d_conv);
+  params.weight = weights_.vector(op.weight);
+  params.bias = weights_.vector(op.bias);
+  params.conv_offset = op.conv_state < 0 ? 0 : state_.RecurrentOffset(op.conv_state);
+  params.x = Narrow(op.x);
+  params.gate_before = Narrow(op.gate_before);
+  params.gate_after = Narrow(op.gate_after);
+  params.silu = op.silu;
+  params.runs = slice_.runs;
+  params.run_count = slice_.run_count;
+  params.input = Values(op.input);
+  params.input_stride = Stride(op.input);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  LaunchCausalConv(params, slice_.most_tokens, stream_.get());
+}
+
+// dt_proj of a mixer: output [rows, output_stride] = linear(norm(input)), input being a part of
+// each row of a buffer.
+void NarrowOps::LaunchSteps(const Linear& linear, const std::optional<RmsNorm>& norm,
+                            const float* input, int input_stride) {
+  LinearParams params;
+  params.matrix = weights_.matrix(linear.weight);
+  params.input = input;
+  params.input_stride = input_stride;
+  params.tokens = slice_.rows;
+  if (norm) {
+    params.norm_weight = norm->weight == kNoId ? weights_.ones() : weights_.vector(norm->weight);
+    params.norm_eps = norm->eps;
+  }
+  params.bias = weights_.vector(linear.bias);
+  params.output = steps_;
+  params.output_stride = StrideOf(params.matrix.rows);
+  LinearShape shape = Shape();
+  // Only the exact kernel reads rows from any place on.
+  if (reinterpret_cast<uintptr_t>(input) % 16 != 0) shape.batch_invariant = true;
+  if (ReadsRounded(shape, slice_.rows)) {
+    params.rounded_input = low_rank_;
+    params.rounded_input_stride = Bf16StrideOf(params.matrix.cols);
+    LaunchRound(input, input_stride, nullptr, slice_.rows, params.matrix.cols, low_rank_,
+                params.rounded_input_stride, stream_.get());
+  }
+  LaunchLinear(params, shape, stream_.get());
+}
+
+void NarrowOps::Launch(const Mamba2SelectedOp& op) {
+  const Mamba2& m = op.mixer;
+  const Mamba2Selection& selection = *m.selection;
+  const float* selected = Values(op.selected);
+  SelectionParams gather;
+  gather.rows = slice_.rows;
+  gather.inner = Narrow(m.inner());
+  gather.states = Narrow(m.groups * m.d_state);
+  gather.b_norm = MakeSmallNorm(selection.b_norm, weights_);
+  gather.c_norm = MakeSmallNorm(selection.c_norm, weights_);
+  gather.x = Values(op.convolved);
+  gather.x_stride = Stride(op.convolved);
+  gather.b_c = selected;
+  gather.b_c_stride = Stride(op.selected);
+  gather.output = convolved_;
+  LaunchSelection(gather, stream_.get());
+  LaunchSteps(selection.dt_proj, selection.dt_norm, selected + 2 * gather.states,
+              Stride(op.selected));
+  Mamba2Params params = ScanParams(m, op.ssm_state, weights_, state_, slice_);
+  params.d_conv = 1;
+  params.projected = Values(op.projected);
+  params.projected_stride = Stride(op.projected);
+  params.dt = steps_;
+  params.dt_stride = StrideOf(params.heads);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  LaunchMamba2Scan(params, convolved_, stream_.get());
+}
+
+void NarrowOps::Launch(const Mamba1ScanOp& op) {
+  const Mamba1& m = op.mixer;
+  const float* selected = Values(op.selected);
+  LaunchSteps(m.dt_proj, m.dt_norm, selected, Stride(op.selected));
+  Mamba1Params params;
+  params.inner = Narrow(m.inner);
+  params.d_state = Narrow(m.d_state);
+  params.a = weights_.vector(m.a);
+  params.d = weights_.vector(m.d);
+  params.b_norm = MakeSmallNorm(m.b_norm, weights_);
+  params.c_norm = MakeSmallNorm(m.c_norm, weights_);
+  params.ssm_offset = state_.RecurrentOffset(op.ssm_state);
+  params.runs = slice_.runs;
+  params.run_count = slice_.run_count;
+  params.x = Values(op.convolved);
+  params.x_stride = Stride(op.convolved);
+  params.b_c = selected + m.dt_rank;
+  params.b_c_stride = Stride(op.selected);
+  params.dt = steps_;
+  params.dt_stride = StrideOf(params.inner);
+  params.z = Values(op.projected) + m.inner;
+  params.z_stride = Stride(op.projected);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  LaunchMamba1Scan(params, stream_.get());
 }
 
 void NarrowOps::Launch(const AttentionOp& op) {
@@ -366,17 +521,41 @@ void NarrowOps::Launch(const RouterOp& op) {
   LinearParams params = Params(op.input, op.norm, slice_.rows);
   params.matrix = weights_.matrix(op.router.weight);
   params.bias = weights_.vector(op.router.bias);
-  params.epilogue = LinearEpilogue::kRouter;
-  params.output = Values(op.output);
-  params.output_stride = Stride(op.output);
-  params.top_k = Narrow(op.top_k);
-  params.scores = scores_;
-  params.arrivals = counters_.as<unsigned>();
+  const bool plain = op.routing.plain();
+  if (plain) {
+    params.epilogue = LinearEpilogue::kRouter;
+    params.output = Values(op.output);
+    params.output_stride = Stride(op.output);
+    params.top_k = Narrow(op.top_k);
+    params.scores = scores_;
+    params.arrivals = counters_.as<unsigned>();
+  } else {
+    params.output = scores_;
+    params.output_stride = StrideOf(params.matrix.rows);
+  }
   const LinearShape shape = Shape();
   if (ReadsRounded(shape, slice_.rows))
     params.rounded_input = RoundedInput(op.input, params.input, slice_.rows, nullptr);
   params.rounded_input_stride = RoundedStride(op.input);
   LaunchLinear(params, shape, stream_.get());
+  if (plain) return;
+  const Routing& routing = op.routing;
+  RouteParams route;
+  route.logits = scores_;
+  route.logits_stride = params.output_stride;
+  route.tokens = slice_.rows;
+  route.experts = Narrow(op.experts);
+  route.top_k = Narrow(op.top_k);
+  route.sigmoid = routing.scores == RouterScores::kSigmoid;
+  route.choice_bias = weights_.vector(routing.choice_bias);
+  route.groups = Narrow(routing.groups);
+  route.top_groups = Narrow(routing.top_groups);
+  route.normalizes = routing.normalize;
+  route.normalize_eps = routing.normalize_eps;
+  route.scale = routing.scale;
+  route.output = Values(op.output);
+  route.output_stride = Stride(op.output);
+  LaunchRoute(route, stream_.get());
 }
 
 void NarrowOps::Launch(const ExpertGateUpOp& op) {

@@ -11,6 +11,7 @@
 #include "cuda/device_weights.h"
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/linear_finish.h"
+#include "cuda/kernels/rms_norm.h"
 #include "cuda/slice.h"
 #include "program/program.h"
 
@@ -54,12 +55,19 @@ class NarrowOps {
   void ShareLaunch(ExpertParams& params) const;
 
   LinearShape Shape() const;
+  RmsNormParams NormParams(const RmsNorm& norm, BufferId input) const;
   LinearParams Params(BufferId input, const std::optional<RmsNorm>& norm, int tokens) const;
   void LaunchLinearOp(const LinearOp& op, int tokens, const float* input, const int* input_rows);
+  void LaunchSteps(const Linear& linear, const std::optional<RmsNorm>& norm, const float* input,
+                   int input_stride);
   FinishParams FinishOf(BufferId output, int rows, int product_rows, int parts);
   void Launch(const EmbedOp& op);
   void Launch(const LinearOp& op);
+  void Launch(const NormAddOp& op);
   void Launch(const Mamba2Op& op);
+  void Launch(const Mamba2SelectedOp& op);
+  void Launch(const Mamba1ScanOp& op);
+  void Launch(const CausalConvOp& op);
   void Launch(const AttentionOp& op);
   void Launch(const RouterOp& op);
   void Launch(const ExpertGateUpOp& op);
@@ -84,7 +92,9 @@ class NarrowOps {
   float* partial_ = nullptr;
   float* scores_ = nullptr;
   float* normalized_ = nullptr;
-  float* products_ = nullptr;  // before a pass of their own
+  float* products_ = nullptr;     // before a pass of their own
+  float* steps_ = nullptr;        // dt of a mixer that computes it from fewer numbers
+  uint16_t* low_rank_ = nullptr;  // those, rounded
   DeviceMemory counters_;
 
   Slice slice_;                              // what is being launched

@@ -27,9 +27,8 @@ int BufferStride(const Program& program, BufferId id) {
   return (BufferWidth(program, id) + 3) / 4 * 4;
 }
 
-Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
-                         const Slice& slice) {
-  const Mamba2& m = op.mixer;
+Mamba2Params ScanParams(const Mamba2& m, int ssm_state, const DeviceWeights& weights,
+                        const DeviceState& state, const Slice& slice) {
   Mamba2Params params;
   params.heads = Narrow(m.heads);
   params.head_dim = Narrow(m.head_dim);
@@ -43,10 +42,16 @@ Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const
   params.dt_bias = weights.vector(m.dt_bias);
   params.a = weights.vector(m.a);
   params.d = weights.vector(m.d);
-  params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
-  params.ssm_offset = state.RecurrentOffset(op.ssm_state);
+  params.ssm_offset = state.RecurrentOffset(ssm_state);
   params.runs = slice.runs;
   params.run_count = slice.run_count;
+  return params;
+}
+
+Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
+                         const Slice& slice) {
+  Mamba2Params params = ScanParams(op.mixer, op.ssm_state, weights, state, slice);
+  params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
   return params;
 }
 

@@ -1,7 +1,10 @@
 #include "cuda/supported.h"
 
 #include "core/error.h"
+#include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/linear_finish.h"
+#include "cuda/kernels/mamba1.h"
+#include "cuda/kernels/route.h"
 
 namespace adder::cuda {
 namespace {
@@ -21,20 +24,40 @@ struct Unsupported {
     return {};
   }
   std::string operator()(const RouterOp& op) const {
-    return op.routing.plain() && !op.router.scaled()
-               ? ""
-               : "a router other than softmax over the largest logits";
+    if (op.router.scaled()) return "a router with scaled rows";
+    return !op.routing.plain() && op.experts > kMostRoutedExperts
+               ? Concat("a choice among more than ", kMostRoutedExperts, " experts")
+               : std::string();
   }
   std::string operator()(const ExpertGateUpOp&) const { return {}; }
-  std::string operator()(const NormAddOp&) const { return "a norm after a mixer"; }
-  std::string operator()(const Mamba2SelectedOp&) const { return "Mamba-2 with a selection"; }
-  std::string operator()(const CausalConvOp&) const { return "a short convolution"; }
-  std::string operator()(const Mamba1ScanOp&) const { return "the Mamba-1 mixer"; }
-  std::string operator()(const EmbedOp&) const { return {}; }
-  std::string operator()(const Mamba2Op& op) const {
-    return op.mixer.norm_before_gate ? "Mamba-2 with its norm before the gate" : "";
+  std::string operator()(const NormAddOp&) const { return {}; }
+  std::string operator()(const Mamba2SelectedOp& op) const {
+    const Mamba2Selection& selection = *op.mixer.selection;
+    return OfSelection(selection.dt_proj, {selection.dt_norm, selection.b_norm, selection.c_norm});
   }
+  std::string operator()(const CausalConvOp& op) const {
+    return op.d_conv > kMostConvTaps ? Concat("a convolution of more than ", kMostConvTaps, " taps")
+                                     : std::string();
+  }
+  std::string operator()(const Mamba1ScanOp& op) const {
+    const Mamba1& m = op.mixer;
+    if (m.d_state > kMostMamba1State) {
+      return Concat("a Mamba-1 state of more than ", kMostMamba1State, " elements a channel");
+    }
+    return OfSelection(m.dt_proj, {m.dt_norm, m.b_norm, m.c_norm});
+  }
+  std::string operator()(const EmbedOp&) const { return {}; }
+  std::string operator()(const Mamba2Op&) const { return {}; }
   std::string operator()(const ExpertDownOp&) const { return {}; }
+
+  static std::string OfSelection(const Linear& dt_proj,
+                                 std::initializer_list<std::optional<RmsNorm>> norms) {
+    if (dt_proj.scaled()) return "a dt_proj with scaled rows";
+    for (const std::optional<RmsNorm>& norm : norms) {
+      if (norm && norm->groups > 1) return "norms of dt, B or C in groups";
+    }
+    return {};
+  }
 };
 
 }  // namespace

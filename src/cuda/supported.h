@@ -2,17 +2,10 @@
 #pragma once
 
 #include <string>
-#include <type_traits>
 
 #include "program/program.h"
 
 namespace adder::cuda {
-
-// Whether there are kernels for an op at all; CheckSupported refuses programs with others.
-template <class Body>
-inline constexpr bool kHasKernels =
-    !std::is_same_v<Body, NormAddOp> && !std::is_same_v<Body, Mamba2SelectedOp> &&
-    !std::is_same_v<Body, CausalConvOp> && !std::is_same_v<Body, Mamba1ScanOp>;
 
 // Whether the results of an op's matrices need a pass of their own (kernels/linear_finish.h): they
 // are activated in another way than by silu(gate) * up, or scaled in a way that no single factor

@@ -48,8 +48,12 @@ void Raise(size_t& size, int64_t value) { size = std::max(size, static_cast<size
 
 bool WideOps::Support(const Program& program) {
   for (const Op& op : program.ops) {
+    const bool known = std::visit(
+        [](const auto& body) { return kHasWideKernels<std::decay_t<decltype(body)>>; }, op.body);
+    if (!known) return false;
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
       const Mamba2& m = mamba->mixer;
+      if (m.norm_before_gate) return false;
       if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), Narrow(m.d_conv))) {
         return false;
       }
@@ -66,7 +70,7 @@ bool WideOps::Support(const Program& program) {
         return false;
       }
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      if (router->experts > kMostGroupedExperts) return false;
+      if (!router->routing.plain() || router->experts > kMostGroupedExperts) return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       if (NeedsFinish(*gate_up) || gate_up->intermediate % 8 != 0) return false;
     }
@@ -258,7 +262,7 @@ void WideOps::Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int ro
 void WideOps::Launch(const Op& op, const Slice& slice) {
   std::visit(
       [&](const auto& body) {
-        if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body, slice);
+        if constexpr (kHasWideKernels<std::decay_t<decltype(body)>>) Launch(body, slice);
       },
       op.body);
 }
