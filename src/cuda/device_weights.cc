@@ -24,6 +24,10 @@ size_t RawBytes(const WeightMatrix& matrix) {
   return total;
 }
 
+bool HaveOneFormat(const MatrixSegment& a, const MatrixSegment& b) {
+  return a.dtype == b.dtype && a.bits == b.bits && a.group_size == b.group_size;
+}
+
 int Narrow(int64_t value) {
   if (value > std::numeric_limits<int>::max()) {
     Fail("A weight matrix has ", value, " rows or columns, more than the CUDA backend handles.");
@@ -148,38 +152,51 @@ void DeviceWeights::Plan(const BoundWeights& weights, const std::vector<MatrixId
 
 void DeviceWeights::Upload(const WeightMatrix& source, bool mapped, const Matrix& matrix, int index,
                            const Stream& stream) {
-  if (source.segments.size() > kMaxSegments) {
-    Fail("A weight matrix has ", source.segments.size(), " parts; the CUDA backend takes at most ",
-         kMaxSegments, ".");
-  }
   RawMatrix raw;
   size_t used = 0;
-  const auto copy = [&](const std::byte* from, int64_t bytes) {
-    auto* to = raw_.as<unsigned char>() + used;
-    const auto size = static_cast<size_t>(bytes);
-    Check(cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, stream.get()),
-          "copying weights to the GPU");
-    used += Aligned(size);
-    if (mapped) MappedFile::Release({from, size});
-    return to;
-  };
+  const std::vector<MatrixSegment>& segments = source.segments;
   int row = 0;
-  for (const MatrixSegment& segment : source.segments) {
+  for (size_t begin = 0; begin < segments.size();) {
+    // Neighbours of one format are copied behind each other and are one segment from then on.
+    const MatrixSegment& first = segments[begin];
+    size_t end = begin;
+    int64_t rows = 0;
+    for (; end < segments.size() && HaveOneFormat(first, segments[end]); ++end) {
+      rows += segments[end].rows;
+    }
+    if (raw.count == kMaxSegments) {
+      Fail("The formats of a weight matrix's rows change more than ", kMaxSegments - 1,
+           " times, which the CUDA backend cannot take; use --device cpu.");
+    }
+    const auto copy = [&](const std::byte* MatrixSegment::*from, int64_t row_bytes) {
+      auto* to = raw_.as<unsigned char>() + used;
+      for (size_t i = begin; i < end; ++i) {
+        const auto size = static_cast<size_t>(segments[i].rows * row_bytes);
+        Check(cudaMemcpyAsync(raw_.as<unsigned char>() + used, segments[i].*from, size,
+                              cudaMemcpyHostToDevice, stream.get()),
+              "copying weights to the GPU");
+        used += size;
+        if (mapped) MappedFile::Release({segments[i].*from, size});
+      }
+      used = Aligned(used);
+      return to;
+    };
     RawSegment& out = raw.segments[raw.count++];
     out.row_begin = row;
-    out.rows = Narrow(segment.rows);
-    out.bits = segment.bits;
-    out.group_size = segment.group_size;
-    out.float_bytes = static_cast<int>(DTypeSize(segment.dtype));
-    out.bfloat16 = segment.dtype == DType::kBF16;
-    out.row_bytes = segment.row_bytes();
-    out.data = copy(segment.data, segment.rows * segment.row_bytes());
-    if (segment.quantized()) {
-      const int64_t bytes = segment.rows * segment.groups() * out.float_bytes;
-      out.scales = copy(segment.scales, bytes);
-      out.biases = copy(segment.biases, bytes);
+    out.rows = Narrow(rows);
+    out.bits = first.bits;
+    out.group_size = first.group_size;
+    out.float_bytes = static_cast<int>(DTypeSize(first.dtype));
+    out.bfloat16 = first.dtype == DType::kBF16;
+    out.row_bytes = first.row_bytes();
+    out.data = copy(&MatrixSegment::data, first.row_bytes());
+    if (first.quantized()) {
+      const int64_t row_bytes = first.groups() * out.float_bytes;
+      out.scales = copy(&MatrixSegment::scales, row_bytes);
+      out.biases = copy(&MatrixSegment::biases, row_bytes);
     }
     row += out.rows;
+    begin = end;
   }
   LaunchPack(raw, matrix.view, index, stream.get());
 }
