@@ -18,11 +18,12 @@ namespace {
 constexpr float kTieMargin = 1e-3f;
 
 // Bounds of the fast mode (int8 activations), about 1.5 to 2 times the worst that was measured over
-// the kit's quantised cases: mean KL 0.006 to 0.016 nats without experts and 0.019 to 0.043 with (a
-// near tie between experts can fall the other way); steps with another token than the reference
-// had margins of at most 0.95, on logits with a standard deviation of 3; 87% to 95% of all greedy
-// steps agreed.
-constexpr double kFastKl = 0.07;
+// the kit's quantised cases: mean KL 0.006 to 0.016 nats without experts and 0.019 to 0.127 with (a
+// near tie between experts can fall the other way, and a recurrent state remembers it); steps with
+// another token than the reference had margins of at most 1.02, on logits with a standard deviation
+// of 3; 87% to 95% of all greedy steps agreed.
+constexpr double kFastKl = 0.04;
+constexpr double kFastKlWithExperts = 0.25;
 constexpr float kFastMargin = 1.5f;
 constexpr double kFastAgreement = 0.85;
 
@@ -80,6 +81,9 @@ TEST_P(Conformance, MatchesReference) {
   ASSERT_FALSE(expected.prompts.empty());
   Program program = LoadProgram(model);
   ADDER_SKIP_UNSUPPORTED(backend, program);
+  const bool has_experts = std::any_of(program.ops.begin(), program.ops.end(), [](const Op& op) {
+    return std::holds_alternative<RouterOp>(op.body);
+  });
   const auto executor = MakeExecutor(backend, std::move(program));
   Findings findings;
   for (const ExpectedPrompt& prompt : expected.prompts) Run(*executor, prompt, findings);
@@ -97,7 +101,7 @@ TEST_P(Conformance, MatchesReference) {
     EXPECT_LE(findings.max_error, expected.f32_tolerance);
     EXPECT_LE(findings.widest_miss, kTieMargin);
   } else {
-    EXPECT_LE(kl, kFastKl);
+    EXPECT_LE(kl, has_experts ? kFastKlWithExperts : kFastKl);
     EXPECT_LE(findings.widest_miss, kFastMargin);
     EXPECT_GE(static_cast<double>(findings.agreed),
               kFastAgreement * static_cast<double>(findings.steps));

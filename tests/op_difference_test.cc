@@ -21,7 +21,19 @@ constexpr double kFastTolerance = 0.25;
 
 double ToleranceOf(Backend backend) { return IsExact(backend) ? kF32Tolerance : kFastTolerance; }
 
-bool IsRouting(const Op& op) { return std::holds_alternative<RouterOp>(op.body); }
+// How many choices of experts differ; 0 for an op that chooses none.
+int64_t OtherChoices(const Op& op, const std::vector<float>& found,
+                     const std::vector<float>& expected) {
+  const auto* router = std::get_if<RouterOp>(&op.body);
+  if (router == nullptr) return 0;
+  int64_t others = 0;
+  // Of each row, the weights of its choices, then the experts.
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const bool is_expert = static_cast<int64_t>(i) % (2 * router->top_k) >= router->top_k;
+    others += is_expert && found[i] != expected[i];
+  }
+  return others;
+}
 
 class OpDifference : public testing::TestWithParam<ModelAndBackend> {
  protected:
@@ -79,7 +91,11 @@ void OpDifference::Compare(int64_t chunk_tokens) {
     const double difference = RelativeDifference(found, expected);
     // In the fast mode a near tie between experts may fall the other way; from there on the
     // sequences are different ones.
-    if (!IsExact(backend) && IsRouting(program.ops[i]) && difference > kFastTolerance) break;
+    const int64_t others = OtherChoices(program.ops[i], found, expected);
+    if (!IsExact(backend) && others > 0) {
+      EXPECT_LE(others, static_cast<int64_t>(expected.size()) / 4) << program.ops[i].name;
+      break;
+    }
     worst = std::max(worst, difference);
     EXPECT_LE(difference, ToleranceOf(backend)) << program.ops[i].name;
   }

@@ -20,8 +20,8 @@ using Rows = std::vector<std::vector<float>>;
 // Longer than a KV page (64 positions), a chunk of any scan, and every chunk size tried.
 constexpr int64_t kLongPrompt = 75;
 // Of CUDA's fast mode, whose kernels round activations to more or fewer bits as the batch has fewer
-// or more tokens: logits differ by a few percent. Between experts a near tie can fall the other way,
-// which was seen to change logits by 30%.
+// or more tokens: logits differ by a few percent. Between experts a near tie can fall the other
+// way, which was seen to change logits by 30%.
 constexpr double kFastTolerance = 0.1;
 constexpr double kFastExpertsTolerance = 0.4;
 

@@ -85,6 +85,7 @@ AuditReport Measure(const Options& options) {
   DecodeRun run(*model.executor, options.batch);
   GetReady(options, model, run);
   input.launches = run.stream()->LaunchesPerPart();
+  input.lanes = run.stream()->Lanes();
   tracer.Begin();
   for (int64_t i = 0; i < options.steps; ++i) run.Step();
   input.trace = tracer.End();

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -10,7 +11,7 @@
 namespace adder {
 namespace {
 
-// Keeps the store's maps and the tables converted from f64 alive behind the matrix views.
+// Keeps the store's maps and the tables that were converted alive behind the matrix views.
 struct Storage {
   std::shared_ptr<const WeightStore> store;
   std::vector<std::vector<float>> converted;
@@ -96,12 +97,40 @@ class Binder {
     matrix.rows = ref.rows;
     matrix.cols = ref.cols;
     for (const MatrixPart& part : ref.parts) {
+      const int64_t cols = part.transposed ? ref.rows : ref.cols;
       MatrixSegment segment = store_->Find(part.module + ".scales") != nullptr
-                                  ? BindQuantized(part, ref.cols)
-                                  : BindDense(part, ref.cols);
-      matrix.segments.push_back(segment);
+                                  ? BindQuantized(part, cols)
+                                  : BindDense(part, cols);
+      matrix.segments.push_back(part.transposed ? TransposedSegment(segment) : segment);
     }
     return matrix;
+  }
+
+  // In memory of its own: values as they are, or as f32 when they are packed.
+  MatrixSegment TransposedSegment(const MatrixSegment& source) {
+    MatrixSegment segment;
+    segment.rows = source.cols;
+    segment.cols = source.rows;
+    segment.dtype = source.quantized() ? DType::kF32 : source.dtype;
+    const size_t size = DTypeSize(segment.dtype);
+    const auto count = static_cast<size_t>(source.rows * source.cols);
+    std::vector<float> memory((count * size + sizeof(float) - 1) / sizeof(float));
+    std::byte* to = reinterpret_cast<std::byte*>(memory.data());
+    std::vector<float> unpacked(static_cast<size_t>(source.cols));
+    for (int64_t r = 0; r < source.rows; ++r) {
+      const std::byte* from = source.data + r * source.row_bytes();
+      if (source.quantized()) {
+        DequantizeRow(source, r, unpacked.data());
+        from = reinterpret_cast<const std::byte*>(unpacked.data());
+      }
+      for (int64_t c = 0; c < source.cols; ++c) {
+        std::memcpy(to + static_cast<size_t>(c * source.rows + r) * size,
+                    from + static_cast<size_t>(c) * size, size);
+      }
+    }
+    storage_->converted.push_back(std::move(memory));
+    segment.data = reinterpret_cast<const std::byte*>(storage_->converted.back().data());
+    return segment;
   }
 
   static Shape PartShape(const MatrixPart& part, int64_t cols) {
@@ -198,6 +227,7 @@ class Binder {
 
   std::vector<float> BindVector(const VectorRef& ref) {
     std::vector<float> values;
+    int64_t channels = 0;
     for (const VectorPart& part : ref.parts) {
       const TensorView& tensor = Get(part.tensor, "of shape " + ShapeString(part.shapes.front()));
       CheckFloat(tensor);
@@ -210,14 +240,22 @@ class Binder {
       for (int64_t i = 0; i < count; ++i) {
         values.push_back(LoadFloat(tensor.bytes.data(), tensor.dtype, static_cast<size_t>(i)));
       }
-      if (ref.transform == VectorTransform::kConvTimeMajor) {
-        // [channels, 1, taps] and [channels, taps, 1] are the same bytes.
-        values = Transposed(values, tensor.shape.front());
-      }
+      if (!tensor.shape.empty()) channels += tensor.shape.front();
       if (ref.transform == VectorTransform::kNegativeExpTransposed) {
         values = Transposed(values, tensor.shape.front());
       }
+      if (ref.transform == VectorTransform::kGroupedConvTimeMajor) {
+        // [channels, inputs, taps] -> [inputs, taps, channels] -> [taps, inputs, channels].
+        values = SwappedBlocks(Transposed(values, tensor.shape[0]), tensor.shape[1],
+                               tensor.shape[2], tensor.shape[0]);
+      }
     }
+    if (ref.transform == VectorTransform::kConvTimeMajor) {
+      // [channels, 1, taps] and [channels, taps, 1] are the same bytes, and below each other the
+      // parts are one such tensor.
+      values = Transposed(values, channels);
+    }
+    if (ref.last) values.back() = *ref.last;
     for (float& value : values) {
       if (ref.transform == VectorTransform::kNegativeExp ||
           ref.transform == VectorTransform::kNegativeExpTransposed) {
@@ -230,7 +268,26 @@ class Binder {
              " holds a value that is too large.");
       }
     }
-    return values;
+    return Repeated(values, ref.repeat);
+  }
+
+  static std::vector<float> Repeated(const std::vector<float>& values, int64_t repeat) {
+    std::vector<float> out;
+    out.reserve(values.size() * static_cast<size_t>(repeat));
+    for (const float value : values) out.insert(out.end(), static_cast<size_t>(repeat), value);
+    return out;
+  }
+
+  // [a, b, size] -> [b, a, size].
+  static std::vector<float> SwappedBlocks(const std::vector<float>& values, int64_t a, int64_t b,
+                                          int64_t size) {
+    std::vector<float> out(values.size());
+    for (int64_t i = 0; i < a; ++i) {
+      for (int64_t j = 0; j < b; ++j) {
+        std::copy_n(values.begin() + (i * b + j) * size, size, out.begin() + (j * a + i) * size);
+      }
+    }
+    return out;
   }
 
   // [rows, columns] -> [columns, rows].

@@ -66,6 +66,41 @@ TEST_F(BindTest, StacksPartsPicksExpertsTransformsVectors) {
   EXPECT_EQ(bound->vectors[2], (std::vector<float>{1.5f, 2.5f}));
 }
 
+// Rows 1 and 2 of "m.first" [3, 64] as columns, the first row apart.
+Plan TransposedPlan() {
+  Plan plan = SmallPlan();
+  MatrixPart columns{"m.first", 3, 1, 2};
+  columns.transposed = true;
+  plan.matrices[0] = {"columns", 64, 2, {columns}};
+  plan.AddMatrix({"rows", 3, 64, {{"m.first", 3, 0, 1}, {"m.second", 2, 0, 2}}});
+  return plan;
+}
+
+TEST_F(BindTest, TurnsTransposedParts) {
+  directory_.Write("config.json", "{}");
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    std::vector<TestTensor> tensors = SmallTensors();
+    if (dtype == DType::kBF16) {
+      TestTensor& first = tensors[0];
+      first.dtype = dtype;
+      first.bytes.resize(3 * 64 * 2);
+      for (size_t i = 0; i < 3 * 64; ++i) {
+        const uint16_t bits = FloatToBF16(static_cast<float>(i));
+        std::memcpy(first.bytes.data() + 2 * i, &bits, 2);
+      }
+    }
+    WriteTensors(directory_.path() / "model.safetensors", tensors);
+    const auto bound = BindWeights(WeightStore::Open(directory_.path()), TransposedPlan());
+    EXPECT_EQ(bound->matrices[0].segments[0].dtype, dtype);
+    EXPECT_FALSE(bound->mapped);
+    std::vector<float> row(2);
+    DequantizeRow(bound->matrices[0], 5, row.data());
+    EXPECT_EQ(row, (std::vector<float>{64 + 5, 128 + 5}));
+    DequantizeRow(bound->matrices[0], 63, row.data());
+    EXPECT_EQ(row, (std::vector<float>{127, 191}));
+  }
+}
+
 TEST_F(BindTest, AcceptsTheMlxConvLayoutAndIgnoredTensors) {
   std::vector<TestTensor> tensors = SmallTensors();
   tensors[3].shape = {3, 2, 1};
@@ -147,6 +182,23 @@ TEST_F(BindTest, QuantisedModulesWithinAStep) {
   }
 }
 
+TEST_F(BindTest, TransposedPartsOfPackedTensorsAreUnpacked) {
+  const std::string config = R"({"quantization": {"bits": 4, "group_size": 32}})";
+  const std::vector<TestTensor> tensors = WithQuantizedFirst(4, 32, DType::kF32);
+  const auto rows = Bind(tensors, config);
+  const auto columns = BindWeights(WeightStore::Open(directory_.path()), TransposedPlan());
+  EXPECT_EQ(columns->matrices[0].segments[0].dtype, DType::kF32);
+  std::vector<float> source(64);
+  std::vector<float> turned(2);
+  for (int64_t r = 0; r < 2; ++r) {
+    DequantizeRow(rows->matrices[0], r + 1, source.data());
+    for (int64_t c = 0; c < 64; ++c) {
+      DequantizeRow(columns->matrices[0], c, turned.data());
+      EXPECT_EQ(turned[static_cast<size_t>(r)], source[static_cast<size_t>(c)]);
+    }
+  }
+}
+
 TEST_F(BindTest, OverridesApplyWithAndWithoutPrefix) {
   const std::vector<TestTensor> tensors = WithQuantizedFirst(8, 64, DType::kBF16);
   for (const std::string name : {"m.first", "language_model.m.first", "first"}) {
@@ -211,6 +263,20 @@ TEST_F(BindTest, ADecayPerStateRowIsTransposed) {
   std::vector<float> expected;
   for (const float log : {0.0f, 1.0f, 2.0f, 0.5f, 1.5f, 2.5f}) expected.push_back(-std::exp(log));
   EXPECT_EQ(bound->vectors[0], expected);
+}
+
+// Two and one channels of two taps, side by side.
+TEST_F(BindTest, ConvolutionsOfSeveralTensorsAreJoined) {
+  directory_.Write("config.json", "{}");
+  WriteTensors(directory_.path() / "model.safetensors",
+               {TestTensor::Float("q", {2, 1, 2}, 0, 1), TestTensor::Float("v", {1, 2, 1}, 10, 1)});
+  Plan plan;
+  plan.family = "test";
+  plan.AddVector({"conv",
+                  {{"q", {{2, 1, 2}, {2, 2, 1}}}, {"v", {{1, 1, 2}, {1, 2, 1}}}},
+                  VectorTransform::kConvTimeMajor});
+  const auto bound = BindWeights(WeightStore::Open(directory_.path()), plan);
+  EXPECT_EQ(bound->vectors[0], (std::vector<float>{0, 2, 10, 1, 3, 11}));
 }
 
 TEST_F(BindTest, ValuesThatOverflowInTheTransformAreRefused) {

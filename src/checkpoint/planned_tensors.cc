@@ -16,7 +16,8 @@ std::vector<PlannedModule> PlannedModules(const Plan& plan) {
     for (const MatrixPart& part : matrix.parts) {
       const auto [entry, is_new] = index.emplace(part.module, modules.size());
       if (is_new) {
-        modules.push_back({part.module, part.bare_name, part.experts, part.rows, matrix.cols, {}});
+        const int64_t cols = part.transposed ? matrix.rows : matrix.cols;
+        modules.push_back({part.module, part.bare_name, part.experts, part.rows, cols, {}});
       }
       const int64_t first = part.experts > 0 ? part.expert * part.rows : 0;
       modules[entry->second].parts.push_back(

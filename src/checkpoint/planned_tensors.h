@@ -10,7 +10,8 @@
 namespace adder {
 
 // Rows [matrix_row, matrix_row + count) of a plan matrix, stored at rows [tensor_row, ...) of a
-// module's tensor (which is seen as one matrix [experts * rows, cols] when it is stacked).
+// module's tensor (which is seen as one matrix [experts * rows, cols] when it is stacked). Of a
+// transposed part they are the matrix's columns.
 struct ModuleRows {
   MatrixId matrix = kNoId;
   int64_t matrix_row = 0;

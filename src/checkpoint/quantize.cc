@@ -276,12 +276,30 @@ class Quantizer {
       }
       data.insert(data.end(), tensor->bytes.begin(), tensor->bytes.end());
     }
+    // Norms that MLX files store as 1 + w.
+    if (source_.vectors[vector].transform == VectorTransform::kPlusOne &&
+        target_.vectors[vector].transform != VectorTransform::kPlusOne) {
+      AddOne(sources.front()->dtype, data);
+    }
     size_t offset = 0;
     for (const VectorPart& part : target_.vectors[vector].parts) {
       const size_t bytes = static_cast<size_t>(*ElementCount(part.shapes.front())) *
                            DTypeSize(sources.front()->dtype);
       writer.Append(std::span(data).subspan(offset, bytes));
       offset += bytes;
+    }
+  }
+
+  static void AddOne(DType dtype, std::vector<std::byte>& data) {
+    const size_t size = DTypeSize(dtype);
+    for (size_t i = 0; i < data.size() / size; ++i) {
+      const float value = LoadFloat(data.data(), dtype, i) + 1.0f;
+      const double wide = value;
+      const uint16_t half = dtype == DType::kF16 ? FloatToF16(value) : FloatToBF16(value);
+      const void* const stored = dtype == DType::kF64   ? static_cast<const void*>(&wide)
+                                 : dtype == DType::kF32 ? static_cast<const void*>(&value)
+                                                        : static_cast<const void*>(&half);
+      std::memcpy(data.data() + i * size, stored, size);
     }
   }
 

@@ -136,6 +136,41 @@ TEST(Quantize, EveryWeightSurvivesWithinAStep) {
   EXPECT_EQ(source.weights->vectors, result.weights->vectors);
 }
 
+// Hugging Face files of this family store norms as w with (1 + w) applied, MLX files 1 + w.
+TEST(Quantize, NormsAreStoredAsTheLayoutHasThem) {
+  const TemporaryDirectory directory;
+  directory.Write("geometry.json", R"({"model_type": "qwen3_next", "hidden_size": 64,
+      "num_hidden_layers": 2, "full_attention_interval": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 70, "linear_num_key_heads": 2,
+      "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+      "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+      "shared_expert_intermediate_size": 64, "tie_word_embeddings": false})");
+  SynthesizeOptions synthesize;
+  synthesize.geometry = directory.path() / "geometry.json";
+  synthesize.output = directory.path() / "source";
+  synthesize.bits = 0;
+  SynthesizeCheckpoint(synthesize);
+  QuantizeOptions options;
+  options.model = synthesize.output;
+  options.output = directory.path() / "quantized";
+  options.group_size = 32;
+  QuantizeCheckpoint(options);
+  const Opened source = Open(synthesize.output);
+  const Opened result = Open(options.output);
+  const auto first = static_cast<size_t>(source.plan.blocks[0].pre_norm.weight);
+  EXPECT_EQ(source.plan.vectors[first].transform, VectorTransform::kPlusOne);
+  EXPECT_EQ(result.plan.vectors[first].transform, VectorTransform::kIdentity);
+  ASSERT_EQ(source.weights->vectors.size(), result.weights->vectors.size());
+  for (size_t v = 0; v < source.weights->vectors.size(); ++v) {
+    ASSERT_EQ(source.weights->vectors[v].size(), result.weights->vectors[v].size());
+    for (size_t i = 0; i < source.weights->vectors[v].size(); ++i) {
+      // 1 + w is rounded to bf16 once more.
+      ASSERT_NEAR(source.weights->vectors[v][i], result.weights->vectors[v][i], 0x1p-8f)
+          << source.plan.vectors[v].label;
+    }
+  }
+}
+
 TEST(Quantize, LeavesWidthsThatGroupsDoNotDivide) {
   const TemporaryDirectory directory;
   const std::filesystem::path source_path = WriteSource(directory);

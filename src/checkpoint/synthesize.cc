@@ -40,41 +40,93 @@ float Uniform(uint64_t stream, uint64_t index) {
 // What a vector is for decides its range.
 enum class Role { kNorm, kTimeStepBias, kSkip, kDecay, kConv, kBias };
 
-std::unordered_map<VectorId, Role> VectorRoles(const Plan& plan) {
-  std::unordered_map<VectorId, Role> roles;
-  roles[plan.final_norm.weight] = Role::kNorm;
-  for (const Block& block : plan.blocks) {
-    roles[block.pre_norm.weight] = Role::kNorm;
-    if (block.post_norm) roles[block.post_norm->weight] = Role::kNorm;
-    for (const Mixer& mixer : block.mixers) {
-      if (const Mamba2* mamba = std::get_if<Mamba2>(&mixer)) {
-        roles[mamba->dt_bias] = Role::kTimeStepBias;
-        roles[mamba->a] = Role::kDecay;
-        roles[mamba->d] = Role::kSkip;
-        roles[mamba->conv_weight] = Role::kConv;
-        if (mamba->gated_norm) roles[mamba->gated_norm->weight] = Role::kNorm;
-        if (mamba->selection) {
-          const Mamba2Selection& selection = *mamba->selection;
-          for (const auto& norm : {selection.b_norm, selection.c_norm, selection.dt_norm}) {
-            if (norm) roles[norm->weight] = Role::kNorm;
-          }
-        }
-      } else if (const ShortConv* conv = std::get_if<ShortConv>(&mixer)) {
-        roles[conv->conv_weight] = Role::kConv;
+class VectorRoles {
+ public:
+  explicit VectorRoles(const Plan& plan) {
+    Norm(plan.final_norm);
+    Norm(plan.embedding_norm);
+    Set(plan.embedding_factor, Role::kNorm);
+    if (plan.layer_inputs) Norm(plan.layer_inputs->norm);
+    for (const Block& block : plan.blocks) {
+      Norm(block.pre_norm);
+      Norm(block.post_norm);
+      for (const BranchNorms& norms : block.branch_norms) {
+        Norm(norms.pre);
+        Norm(norms.post);
       }
-      if (const Mamba1* mamba = std::get_if<Mamba1>(&mixer)) {
-        roles[mamba->dt_proj.bias] = Role::kTimeStepBias;
-        roles[mamba->a] = Role::kDecay;
-        roles[mamba->d] = Role::kSkip;
-        roles[mamba->conv_weight] = Role::kConv;
-        for (const auto* norm : {&mamba->dt_norm, &mamba->b_norm, &mamba->c_norm}) {
-          if (*norm) roles[(*norm)->weight] = Role::kNorm;
-        }
+      for (const VectorId id : {block.rule.keep_scale, block.rule.add_scale, block.rule.total}) {
+        Set(id, Role::kNorm);
+      }
+      for (const Mixer& mixer : block.mixers) {
+        std::visit([this](const auto& typed) { Add(typed); }, mixer);
       }
     }
   }
-  return roles;
-}
+
+  Role Of(VectorId id) const {
+    const auto found = roles_.find(id);
+    return found == roles_.end() ? Role::kBias : found->second;
+  }
+
+ private:
+  void Set(VectorId id, Role role) {
+    if (id != kNoId) roles_[id] = role;
+  }
+  void Norm(const std::optional<RmsNorm>& norm) {
+    if (norm) Set(norm->weight, Role::kNorm);
+  }
+
+  void Add(const Attention& mixer) {
+    Norm(mixer.q_norm);
+    Norm(mixer.k_norm);
+    if (mixer.mixing) Set(mixer.mixing->conv_weight, Role::kConv);
+  }
+  void Add(const LatentAttention& mixer) {
+    Norm(mixer.q_norm);
+    Norm(mixer.kv_norm);
+  }
+  void Add(const LightningAttention& mixer) { Norm(mixer.norm); }
+  void Add(const Mamba2& mixer) {
+    Set(mixer.dt_bias, Role::kTimeStepBias);
+    Set(mixer.a, Role::kDecay);
+    Set(mixer.d, Role::kSkip);
+    Set(mixer.conv_weight, Role::kConv);
+    Norm(mixer.gated_norm);
+    if (!mixer.selection) return;
+    Norm(mixer.selection->b_norm);
+    Norm(mixer.selection->c_norm);
+    Norm(mixer.selection->dt_norm);
+  }
+  void Add(const Mamba1& mixer) {
+    Set(mixer.dt_proj.bias, Role::kTimeStepBias);
+    Set(mixer.a, Role::kDecay);
+    Set(mixer.d, Role::kSkip);
+    Set(mixer.conv_weight, Role::kConv);
+    Norm(mixer.dt_norm);
+    Norm(mixer.b_norm);
+    Norm(mixer.c_norm);
+  }
+  void Add(const ShortConv& mixer) { Set(mixer.conv_weight, Role::kConv); }
+  void Add(const GatedDelta& mixer) {
+    Set(mixer.dt_bias, Role::kTimeStepBias);
+    Set(mixer.a, Role::kDecay);
+    Set(mixer.conv_weight, Role::kConv);
+    Norm(mixer.norm);
+  }
+  void Add(const RgLru& mixer) { Set(mixer.conv_weight, Role::kConv); }
+  void Add(const Rwkv7& mixer) {
+    Set(mixer.key_scale, Role::kNorm);
+    Norm(mixer.norm);
+  }
+  void Add(const DenseMlp&) {}
+  void Add(const MoeMlp& mixer) {
+    Norm(mixer.router_norm);
+    Set(mixer.routing.expert_scale, Role::kNorm);
+    if (mixer.router_mlp) Norm(mixer.router_mlp->norm);
+  }
+
+  std::unordered_map<VectorId, Role> roles_;
+};
 
 float VectorValue(Role role, float uniform) {
   switch (role) {
@@ -157,10 +209,9 @@ class Synthesizer {
         options_.output, std::move(tensors),
         {{"format", options_.bits != 0 ? "mlx" : "pt"}, {"adder_synthetic", kNotice}});
     for (const PlannedModule& module : modules_) WriteModule(module, writer);
-    const std::unordered_map<VectorId, Role> roles = VectorRoles(plan_);
+    const VectorRoles roles(plan_);
     for (size_t i = 0; i < plan_.vectors.size(); ++i) {
-      const auto role = roles.find(static_cast<VectorId>(i));
-      WriteVector(plan_.vectors[i], role == roles.end() ? Role::kBias : role->second, writer);
+      WriteVector(plan_.vectors[i], roles.Of(static_cast<VectorId>(i)), writer);
     }
     writer.Finish();
   }

@@ -77,16 +77,16 @@ struct Running {
 };
 
 // Takes one query head over `count` positions of a page. `scores` has room for RoundUp(count).
-HWY_INLINE void AttendPage(const float* q, const float* keys, const float* values, int64_t stride,
-                           int64_t count, int64_t head_dim, float scale, Running& running,
-                           float* scores, float* out) {
+HWY_INLINE void AttendPage(const AttentionRun& run, const float* q, const float* keys,
+                           const float* values, int64_t count, Running& running, float* scores,
+                           float* out) {
   const DF df;
   int64_t j = 0;
   for (; j + 4 <= count; j += 4) {
-    ScoreKeys<4>(q, keys + j * stride, stride, head_dim, scale, scores + j);
+    ScoreKeys<4>(q, keys + j * run.key_stride, run.key_stride, run.key_dim, run.scale, scores + j);
   }
   for (; j < count; ++j) {
-    ScoreKeys<1>(q, keys + j * stride, stride, head_dim, scale, scores + j);
+    ScoreKeys<1>(q, keys + j * run.key_stride, run.key_stride, run.key_dim, run.scale, scores + j);
   }
   float largest = running.largest;
   for (int64_t i = 0; i < count; ++i) largest = HWY_MAX(largest, scores[i]);
@@ -102,64 +102,67 @@ HWY_INLINE void AttendPage(const float* q, const float* keys, const float* value
   running.sum = running.sum * correction + SumLanes(sums);
   running.largest = largest;
   int64_t d = 0;
-  for (; d + 4 * kStep <= head_dim; d += 4 * kStep) {
-    Accumulate<4>(scores, count, values + d, stride, correction, out + d);
+  for (; d + 4 * kStep <= run.value_dim; d += 4 * kStep) {
+    Accumulate<4>(scores, count, values + d, run.value_stride, correction, out + d);
   }
-  for (; d + kStep <= head_dim; d += kStep) {
-    Accumulate<1>(scores, count, values + d, stride, correction, out + d);
+  for (; d + kStep <= run.value_dim; d += kStep) {
+    Accumulate<1>(scores, count, values + d, run.value_stride, correction, out + d);
   }
-  if (d < head_dim) {
-    AccumulateFirst(scores, count, values + d, stride, correction,
-                    static_cast<size_t>(head_dim - d), out + d);
+  if (d < run.value_dim) {
+    AccumulateFirst(scores, count, values + d, run.value_stride, correction,
+                    static_cast<size_t>(run.value_dim - d), out + d);
   }
 }
 
 void AttendImpl(const AttentionRun& run, int64_t kv_head, int64_t token_begin, int64_t token_end,
                 Scratch<float>& scratch) {
-  const Attention& m = *run.mixer;
-  const int64_t group = m.heads / m.kv_heads;
   const int64_t tokens = token_end - token_begin;
-  const int64_t queries = tokens * group;
-  const int64_t stride = m.kv_heads * m.head_dim;
+  const int64_t queries = tokens * run.group;
   const int64_t score_floats = RoundUp(run.page_positions);
   float* scores =
-      scratch.Get(static_cast<size_t>(score_floats + queries * (m.head_dim + RoundUp(2))));
-  float* q = scores + score_floats;  // [tokens, group, head_dim], rotated
-  Running* running = reinterpret_cast<Running*>(q + queries * m.head_dim);  // [tokens, group]
+      scratch.Get(static_cast<size_t>(score_floats + queries * (run.key_dim + RoundUp(2))));
+  float* q = scores + score_floats;  // [tokens, group, key_dim], rotated
+  Running* running = reinterpret_cast<Running*>(q + queries * run.key_dim);  // [tokens, group]
+  const auto output = [&](int64_t t) {
+    return run.output + (token_begin + t) * run.output_stride + kv_head * run.group * run.value_dim;
+  };
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t token = token_begin + t;
-    const float* from = run.q + token * run.q_stride + kv_head * group * m.head_dim;
-    const bool rotates = run.rope.values != nullptr;
-    RotateHeads(from, group, m.head_dim, rotates ? run.rope.Row(token) : nullptr,
-                rotates ? run.rope.rotary_dim : 0, q + t * group * m.head_dim);
-    float* out = run.output + token * run.output_stride + kv_head * group * m.head_dim;
-    std::memset(out, 0, static_cast<size_t>(group * m.head_dim) * sizeof(float));
-    for (int64_t h = 0; h < group; ++h) {
-      running[t * group + h] = {-std::numeric_limits<float>::infinity(), 0.0f};
+    RotateHeads(run.q + token * run.q_stride + kv_head * run.group * run.key_dim, run.group,
+                run.key_dim, run.rope.From(token), q + t * run.group * run.key_dim);
+    std::memset(output(t), 0, static_cast<size_t>(run.group * run.value_dim) * sizeof(float));
+    for (int64_t h = 0; h < run.group; ++h) {
+      running[t * run.group + h] = {-std::numeric_limits<float>::infinity(), 0.0f};
     }
   }
+  // The first position that a token attends to. It depends on the token alone, so what is summed
+  // does too.
+  const auto first_of = [&](int64_t position) {
+    return run.window > 0 ? HWY_MAX(int64_t{0}, position + 1 - run.window) : int64_t{0};
+  };
   const int64_t last_position = run.first_position + token_end - 1;
-  for (int64_t page = 0; page * run.page_positions <= last_position; ++page) {
+  const int64_t first_page = first_of(run.first_position + token_begin) / run.page_positions;
+  for (int64_t page = first_page; page * run.page_positions <= last_position; ++page) {
     const int64_t page_begin = page * run.page_positions;
-    const float* keys = run.keys[static_cast<size_t>(page)] + kv_head * m.head_dim;
-    const float* values = run.values[static_cast<size_t>(page)] + kv_head * m.head_dim;
+    const float* keys = run.keys[static_cast<size_t>(page)] + kv_head * run.key_step;
+    const float* values = run.values[static_cast<size_t>(page)] + kv_head * run.value_step;
     for (int64_t t = 0; t < tokens; ++t) {
       const int64_t position = run.first_position + token_begin + t;
-      const int64_t count = HWY_MIN(run.page_positions, position + 1 - page_begin);
+      const int64_t begin = HWY_MAX(int64_t{0}, first_of(position) - page_begin);
+      const int64_t count = HWY_MIN(run.page_positions, position + 1 - page_begin) - begin;
       if (count <= 0) continue;
-      float* out =
-          run.output + (token_begin + t) * run.output_stride + kv_head * group * m.head_dim;
-      for (int64_t h = 0; h < group; ++h) {
-        AttendPage(q + (t * group + h) * m.head_dim, keys, values, stride, count, m.head_dim,
-                   m.scale, running[t * group + h], scores, out + h * m.head_dim);
+      for (int64_t h = 0; h < run.group; ++h) {
+        AttendPage(run, q + (t * run.group + h) * run.key_dim, keys + begin * run.key_stride,
+                   values + begin * run.value_stride, count, running[t * run.group + h], scores,
+                   output(t) + h * run.value_dim);
       }
     }
   }
   for (int64_t t = 0; t < tokens; ++t) {
-    float* out = run.output + (token_begin + t) * run.output_stride + kv_head * group * m.head_dim;
-    for (int64_t h = 0; h < group; ++h) {
-      const float factor = 1.0f / running[t * group + h].sum;
-      for (int64_t d = 0; d < m.head_dim; ++d) out[h * m.head_dim + d] *= factor;
+    for (int64_t h = 0; h < run.group; ++h) {
+      const float factor = 1.0f / running[t * run.group + h].sum;
+      float* out = output(t) + h * run.value_dim;
+      for (int64_t d = 0; d < run.value_dim; ++d) out[d] *= factor;
     }
   }
 }
@@ -183,19 +186,23 @@ void FillRopeRow(const Rope& rope, int64_t position, float* row) {
   }
 }
 
-void RotateHeads(const float* from, int64_t heads, int64_t head_dim, const float* rope_row,
-                 int64_t rotary_dim, float* to) {
+void RotateHeads(const float* from, int64_t heads, int64_t head_dim, const RopeTable& rope,
+                 float* to) {
+  const int64_t rotary_dim = rope.values == nullptr ? 0 : rope.rotary_dim;
   const int64_t half = rotary_dim / 2;
+  // Pair i is the elements i * step and i * step + distance.
+  const int64_t step = rope.interleaved ? 2 : 1;
+  const int64_t distance = rope.interleaved ? 1 : half;
   for (int64_t head = 0; head < heads; ++head, from += head_dim, to += head_dim) {
     for (int64_t i = 0; i < half; ++i) {
-      const float cosine = rope_row[i];
-      const float sine = rope_row[half + i];
-      const float first = from[i];
-      const float second = from[i + half];
-      to[i] = first * cosine - second * sine;
-      to[i + half] = second * cosine + first * sine;
+      const float cosine = rope.values[i];
+      const float sine = rope.values[half + i];
+      const float first = from[i * step];
+      const float second = from[i * step + distance];
+      to[i * step] = first * cosine - second * sine;
+      to[i * step + distance] = second * cosine + first * sine;
     }
-    for (int64_t i = 2 * half; i < head_dim; ++i) to[i] = from[i];
+    for (int64_t i = rotary_dim; i < head_dim; ++i) to[i] = from[i];
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -47,7 +48,7 @@ struct Scene {
       }
     }
     output.assign(static_cast<size_t>(tokens * heads * head_dim), -1.0f);
-    run.mixer = &mixer;
+    run.SetSizes(mixer);
     run.q = qkv.data();
     run.q_stride = stride;
     run.output = output.data();
@@ -75,7 +76,9 @@ struct Scene {
     }
     double sum = 0;
     double weighted = 0;
-    for (int64_t p = 0; p <= run.first_position + token; ++p) {
+    const int64_t position = run.first_position + token;
+    const int64_t first = run.window > 0 ? std::max<int64_t>(0, position + 1 - run.window) : 0;
+    for (int64_t p = first; p <= position; ++p) {
       const auto page = static_cast<size_t>(p / kPage);
       const int64_t at = (p % kPage * mixer.kv_heads + kv_head) * mixer.head_dim;
       double dot = 0;
@@ -123,15 +126,78 @@ TEST_P(AttentionKernelTest, EqualsTheFormula) {
   }
 }
 
-TEST_P(AttentionKernelTest, BitsDoNotDependOnTheOtherTokens) {
-  Scene together(4, 2, 24, 30, 13, 8);
-  Scene apart(4, 2, 24, 30, 13, 8);
+// Latent attention's way: every head reads the same keys, whose first elements are the values.
+TEST_P(AttentionKernelTest, HeadsMayShareKeysThatHoldTheirValues) {
+  constexpr int64_t kTokens = 3;
+  constexpr int64_t kHeads = 4;
+  Scene scene(kHeads, 1, 24, 21, kTokens, 0);
+  AttentionRun run = scene.run;
+  run.group = 1;
+  run.key_step = run.value_step = 0;
+  run.value_dim = 17;
+  run.values = run.keys;
+  run.q_stride = scene.stride;
+  std::vector<float> output(kTokens * kHeads * 17, -1.0f);
+  run.output = output.data();
+  run.output_stride = kHeads * 17;
+  scene.values = scene.keys;
   Scratch<float> scratch;
-  for (int64_t kv_head = 0; kv_head < 2; ++kv_head) {
-    Attend(together.run, kv_head, 0, 13, scratch);
-    for (int64_t t = 0; t < 13; ++t) Attend(apart.run, kv_head, t, t + 1, scratch);
+  for (int64_t head = 0; head < kHeads; ++head) Attend(run, head, 0, kTokens, scratch);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      for (int64_t d = 0; d < 17; ++d) {
+        ASSERT_NEAR(scene.Expected(t, head, d),
+                    output[static_cast<size_t>((t * kHeads + head) * 17 + d)], 1e-5)
+            << "token " << t << ", head " << head << ", element " << d;
+      }
+    }
   }
-  EXPECT_EQ(together.output, apart.output);
+}
+
+TEST(RotateHeads, InterleavedPairsAreNeighbours) {
+  const float row[] = {0.6f, 1.0f, 0.8f, 0.0f};  // cos, cos, sin, sin
+  const std::vector<float> from{1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  std::vector<float> to(10);
+  RotateHeads(from.data(), 2, 5, {row, 4, true}, to.data());
+  EXPECT_FLOAT_EQ(to[0], 0.6f * 1 - 0.8f * 2);
+  EXPECT_FLOAT_EQ(to[1], 0.8f * 1 + 0.6f * 2);
+  EXPECT_EQ(to[2], 3);
+  EXPECT_EQ(to[4], 5);
+  EXPECT_FLOAT_EQ(to[6], 0.8f * 6 + 0.6f * 7);
+  RotateHeads(from.data(), 2, 5, {row, 4, false}, to.data());
+  EXPECT_FLOAT_EQ(to[0], 0.6f * 1 - 0.8f * 3);
+  EXPECT_FLOAT_EQ(to[2], 0.8f * 1 + 0.6f * 3);
+}
+
+// Windows that begin inside of a page, at its edge, before the first position, and pages before.
+TEST_P(AttentionKernelTest, WindowsEqualTheFormula) {
+  for (const int64_t window : {1, 3, 8, 13, 100}) {
+    Scene scene(4, 2, 24, 29, 12, 8);
+    scene.run.window = window;
+    Scratch<float> scratch;
+    for (int64_t kv_head = 0; kv_head < 2; ++kv_head) Attend(scene.run, kv_head, 0, 12, scratch);
+    for (int64_t t = 0; t < 12; ++t) {
+      for (int64_t i = 0; i < 4 * 24; ++i) {
+        ASSERT_NEAR(scene.Expected(t, i / 24, i % 24),
+                    scene.output[static_cast<size_t>(t * 4 * 24 + i)], 1e-5)
+            << "window " << window << ", token " << t << ", element " << i;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionKernelTest, BitsDoNotDependOnTheOtherTokens) {
+  for (const int64_t window : {0, 5}) {
+    Scene together(4, 2, 24, 30, 13, 8);
+    Scene apart(4, 2, 24, 30, 13, 8);
+    together.run.window = apart.run.window = window;
+    Scratch<float> scratch;
+    for (int64_t kv_head = 0; kv_head < 2; ++kv_head) {
+      Attend(together.run, kv_head, 0, 13, scratch);
+      for (int64_t t = 0; t < 13; ++t) Attend(apart.run, kv_head, t, t + 1, scratch);
+    }
+    EXPECT_EQ(together.output, apart.output) << "window " << window;
+  }
 }
 
 ADDER_ON_EVERY_TARGET(AttentionKernelTest);

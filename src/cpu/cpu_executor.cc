@@ -3,19 +3,24 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <unordered_map>
 
 #include "core/error.h"
 #include "core/thread_pool.h"
-#include "cpu/attention_kernel.h"
+#include "cpu/attention_runner.h"
 #include "cpu/causal_conv.h"
+#include "cpu/delta_rule.h"
 #include "cpu/elementwise.h"
+#include "cpu/head_mix_kernel.h"
 #include "cpu/linear.h"
 #include "cpu/loaded_weights.h"
 #include "cpu/mamba1_kernel.h"
 #include "cpu/mamba2_kernel.h"
 #include "cpu/moe.h"
+#include "cpu/rg_lru_kernel.h"
 #include "cpu/simd_target.h"
+#include "cpu/span.h"
 #include "program/batch_checks.h"
 #include "program/host_executor.h"
 
@@ -26,17 +31,8 @@ namespace {
 // beside the arithmetic; few enough that activations stay in the cache and memory stays small.
 // Results do not depend on it.
 constexpr int64_t kSliceTokens = 256;
-// Channels of the convolution, and tokens of attention, that one task takes in a slice.
+// Channels of the convolution that one task takes in a slice.
 constexpr int64_t kChannelBlock = 128;
-constexpr int64_t kAttentionTokens = 8;
-
-// The tokens of one sequence in a slice: rows [row, row + tokens) of the buffers.
-struct Span {
-  SequenceId sequence;
-  int64_t row;
-  int64_t tokens;
-  int64_t position;  // of the first of them
-};
 
 int CountThreads(const CpuOptions& options) {
   return options.threads == 0 ? AvailableCores() : options.threads;
@@ -51,7 +47,8 @@ class CpuExecutor : public HostExecutor {
         weights_(*program_.weights, pool_, options.progress),
         buffers_(program_.buffers.size()),
         matmul_scratch_(static_cast<size_t>(pool_.threads())),
-        attention_scratch_(static_cast<size_t>(pool_.threads())) {
+        attention_(program_, state_, pool_),
+        head_mix_scratch_(static_cast<size_t>(pool_.threads())) {
     for (const Op& op : program_.ops) {
       if (const auto* linear = std::get_if<LinearOp>(&op.body)) ExpandRowScales(linear->linear);
       if (const auto* router = std::get_if<RouterOp>(&op.body)) ExpandRowScales(router->router);
@@ -61,8 +58,6 @@ class CpuExecutor : public HostExecutor {
       if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
         ExpandRowScales(scan->mixer.selection->dt_proj);
       }
-      const auto* attention = std::get_if<AttentionOp>(&op.body);
-      if (attention != nullptr && attention->mixer.rope) FindRope(*attention->mixer.rope);
     }
   }
 
@@ -142,7 +137,7 @@ class CpuExecutor : public HostExecutor {
       if (static_cast<BufferId>(b) == program_.logits) continue;
       buffers_[b].Get(static_cast<size_t>(rows() * program_.buffers[b].width));
     }
-    for (RopeCache& cache : ropes_) cache.filled = false;
+    attention_.Begin(spans_, rows());
     for (int i = 0; i <= last_op; ++i) {
       std::visit([this](const auto& op) { Run(op); }, program_.ops[static_cast<size_t>(i)].body);
     }
@@ -163,7 +158,8 @@ class CpuExecutor : public HostExecutor {
     return id == kNoId ? nullptr : program_.weights->vectors[static_cast<size_t>(id)].data();
   }
   InputNorm Norm(const std::optional<RmsNorm>& norm) const {
-    return norm ? InputNorm{Vector(norm->weight), norm->groups, norm->eps} : InputNorm{};
+    if (!norm) return {};
+    return {Vector(norm->weight), norm->groups, norm->eps, norm->centered, Vector(norm->bias)};
   }
 
   // One factor per row, as the kernels read them.
@@ -192,13 +188,15 @@ class CpuExecutor : public HostExecutor {
         float* row = out + t * matrix.cols;
         DequantizeLoadedRow(matrix, tokens_[static_cast<size_t>(t)], row);
         for (int64_t k = 0; k < matrix.cols; ++k) row[k] *= op.scale;
+        if (op.norm) NormRow(Norm(op.norm), row, matrix.cols, row);
       }
     });
   }
 
   void Run(const LinearOp& op) {
     const LoadedMatrix& matrix = weights_.matrix(op.linear.weight);
-    const float* x = Values(op.input);
+    const bool sliced = op.input_begin != -1;
+    const float* x = Values(op.input) + (sliced ? op.input_begin : 0);
     const bool gated = op.epilogue == Epilogue::kGated;
     const bool activates = gated || op.epilogue == Epilogue::kActivate;
     int64_t tokens = rows();
@@ -220,8 +218,22 @@ class CpuExecutor : public HostExecutor {
       job.output.data = Values(op.output);
     }
     if (tokens == 0) return;
-    input_.Prepare(x, matrix.cols, tokens, Norm(op.norm), matrix, quantize_, pool_);
+    if (op.addend != kNoId) {
+      std::memcpy(job.output.data, Values(op.addend),
+                  static_cast<size_t>(tokens * matrix.rows) * sizeof(float));
+      job.output.add = true;
+    }
+    input_.Prepare(x, sliced ? Width(op.input) : matrix.cols, tokens, Norm(op.norm), matrix,
+                   quantize_, pool_);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
+    if (op.cap > 0) {
+      float* out = job.output.data;
+      pool_.ParallelFor(tokens, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t k = begin * matrix.rows; k < end * matrix.rows; ++k) {
+          out[k] = op.cap * std::tanh(out[k] / op.cap);
+        }
+      });
+    }
     if (activates) {
       const int64_t width = gated ? matrix.rows / 2 : matrix.rows;
       float* out = Values(op.output);
@@ -231,11 +243,65 @@ class CpuExecutor : public HostExecutor {
           const float* gate = gate_up_.data() + t * matrix.rows;
           float* to = out + t * width;
           ActivateRow(op.activation, gate, gated ? gate + width : nullptr, width, to);
+          if (op.factor != kNoId) {
+            const float* factors = Values(op.factor) + t * Width(op.factor) + op.factor_column;
+            for (int64_t k = 0; k < width; ++k) to[k] *= factors[k];
+          }
           if (row_gate == nullptr) continue;
           const float factor = 1.0f / (1.0f + std::exp(-row_gate[t]));
           for (int64_t k = 0; k < width; ++k) to[k] *= factor;
         }
       });
+    }
+  }
+
+  void Run(const UpdateOp& op) {
+    const int64_t width = Width(op.output);
+    const UpdateRow update{op.scale,
+                           op.keep,
+                           Vector(op.add_bias),
+                           Vector(op.add_scale),
+                           Vector(op.keep_bias),
+                           Vector(op.keep_scale),
+                           op.total == kNoId ? 1.0f : Vector(op.total)[0]};
+    const float* input = Values(op.input);
+    float* normed = op.norm ? normed_.Get(static_cast<size_t>(rows() * width)) : nullptr;
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float* y = input + t * width;
+        if (op.norm) {
+          NormGroups(*op.norm, y, width, normed + t * width);
+          y = normed + t * width;
+        }
+        update.Apply(y, width, Values(op.output) + t * width);
+      }
+    });
+  }
+
+  // A norm whose weight may be that of one group for all.
+  void NormGroups(const RmsNorm& norm, const float* x, int64_t width, float* out) const {
+    const float* weight = Vector(norm.weight);
+    const int64_t part = width / norm.groups;
+    const bool repeated =
+        weight != nullptr && norm.groups > 1 &&
+        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size()) ==
+            part;
+    if (!repeated) return RmsNormRow(x, weight, width, norm.groups, norm.eps, out);
+    for (int64_t begin = 0; begin < width; begin += part) {
+      RmsNormRow(x + begin, weight, part, 1, norm.eps, out + begin);
+    }
+  }
+
+  void Run(const JoinOp& op) {
+    const int64_t stride = Width(op.output);
+    int64_t column = 0;
+    for (const BufferId input : op.inputs) {
+      const int64_t width = Width(input);
+      for (int64_t t = 0; t < rows(); ++t) {
+        std::memcpy(Values(op.output) + t * stride + column, Values(input) + t * width,
+                    static_cast<size_t>(width) * sizeof(float));
+      }
+      column += width;
     }
   }
 
@@ -389,16 +455,17 @@ class CpuExecutor : public HostExecutor {
   void Run(const CausalConvOp& op) {
     const CausalConvWeights weights{&op, Vector(op.weight), Vector(op.bias)};
     // For a token or two the arithmetic is over before another thread has begun.
-    ForChannelBlocks(op.channels, rows() >= 4, [&](const Span& span, int64_t begin, int64_t end) {
-      CausalConvRun run;
-      run.tokens = span.tokens;
-      run.input_stride = Width(op.input);
-      run.input = Values(op.input) + span.row * run.input_stride;
-      run.window = state_.Recurrent(span.sequence, op.conv_state);
-      run.output_stride = Width(op.output);
-      run.output = Values(op.output) + span.row * run.output_stride;
-      CausalConv(weights, run, begin, end);
-    });
+    ForChannelBlocks(op.channels, rows() >= 4,
+                     [&](const Span& span, int64_t begin, int64_t end, int) {
+                       CausalConvRun run;
+                       run.tokens = span.tokens;
+                       run.input_stride = Width(op.input);
+                       run.input = Values(op.input) + span.row * run.input_stride;
+                       run.window = state_.Recurrent(span.sequence, op.conv_state);
+                       run.output_stride = Width(op.output);
+                       run.output = Values(op.output) + span.row * run.output_stride;
+                       CausalConv(weights, run, begin, end);
+                     });
   }
 
   void Run(const Mamba1ScanOp& op) {
@@ -417,7 +484,7 @@ class CpuExecutor : public HostExecutor {
       selected = normed;
     }
     float* dt = ProjectSteps(m.dt_proj, selected, stride);
-    ForChannelBlocks(m.inner, true, [&](const Span& span, int64_t begin, int64_t end) {
+    ForChannelBlocks(m.inner, true, [&](const Span& span, int64_t begin, int64_t end, int) {
       Mamba1Run run;
       run.inner = m.inner;
       run.d_state = m.d_state;
@@ -438,6 +505,111 @@ class CpuExecutor : public HostExecutor {
     });
   }
 
+  void Run(const TokenShiftOp& op) {
+    const int64_t width = Width(op.input);
+    const InputNorm norm = Norm(op.norm);
+    float* y = normed_.Get(static_cast<size_t>(rows() * width));
+    pool_.ParallelFor(rows(), 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float* x = Values(op.input) + t * width;
+        if (op.norm) {
+          NormRow(norm, x, width, y + t * width);
+        } else {
+          std::copy(x, x + width, y + t * width);
+        }
+      }
+    });
+    for (const Span& span : spans_) {
+      float* state = state_.Recurrent(span.sequence, op.state);
+      pool_.ParallelFor(span.tokens, 8, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = span.row + begin; t < span.row + end; ++t) {
+          TokenShiftRow(y + t * width, t == span.row ? state : y + (t - 1) * width, Vector(op.mix),
+                        op.parts, width, Values(op.output) + t * op.parts * width);
+        }
+      });
+      const float* last = y + (span.row + span.tokens - 1) * width;
+      std::copy(last, last + width, state);
+    }
+  }
+
+  void Run(const RgLruOp& op) {
+    const RgLru& m = op.mixer;
+    lru_scratch_.resize(static_cast<size_t>(pool_.threads()));
+    for (Scratch<float>& scratch : lru_scratch_) {
+      scratch.Get(static_cast<size_t>(RgLruScratch(m.block())));
+    }
+    const int64_t stride = Width(op.projected);
+    ForChannelBlocks(m.width, true, [&](const Span& span, int64_t begin, int64_t end, int thread) {
+      RgLruRun run;
+      run.width = m.width;
+      run.block = m.block();
+      run.input_weight = Vector(m.input_weight);
+      run.input_bias = Vector(m.input_bias);
+      run.recurrent_weight = Vector(m.recurrent_weight);
+      run.recurrent_bias = Vector(m.recurrent_bias);
+      run.decay = Vector(m.decay);
+      run.decay_scale = m.decay_scale;
+      run.tokens = span.tokens;
+      run.starts = span.position == 0;
+      run.x = Values(op.convolved) + span.row * m.width;
+      run.state = state_.Recurrent(span.sequence, op.state);
+      run.output_stride = m.width;
+      run.output = Values(op.output) + span.row * m.width;
+      RgLruScan(run, begin, end, lru_scratch_[static_cast<size_t>(thread)].data());
+      for (int64_t t = span.row; t < span.row + span.tokens; ++t) {
+        float* out = Values(op.output) + t * m.width + begin;
+        ActivateRow(m.gate_activation, Values(op.projected) + t * stride + m.width + begin, out,
+                    end - begin, out);
+      }
+    });
+  }
+
+  void Run(const Rwkv7Op& op) {
+    const Rwkv7& m = op.mixer;
+    Rwkv7Inputs inputs;
+    inputs.mixer = &m;
+    inputs.vectors = {Vector(m.key_scale), Vector(m.key_rate), Vector(m.bonus),
+                      Vector(m.norm.weight), Vector(m.norm.bias)};
+    inputs.rows = {Values(op.r),    Values(op.k),    Values(op.v), Values(op.decay),
+                   Values(op.rate), Values(op.gate), nullptr,      nullptr};
+    if (m.value_mix) {
+      inputs.rows.value_mix = Values(op.value_mix);
+      inputs.rows.first_value = Values(op.first_value);
+    }
+    SetDeltaSpans(op.state);
+    delta_rule_.Run(pool_, inputs, rows(), delta_spans_, Values(op.output));
+  }
+
+  // The states of the slice's sequences, of an op with one matrix per head.
+  void SetDeltaSpans(int state) {
+    delta_spans_.clear();
+    for (const Span& span : spans_) {
+      delta_spans_.push_back({span.row, span.tokens, state_.Recurrent(span.sequence, state)});
+    }
+  }
+
+  void Run(const GatedDeltaOp& op) {
+    const GatedDelta& m = op.mixer;
+    GatedDeltaInputs inputs;
+    inputs.mixer = &m;
+    inputs.a = Vector(m.a);
+    inputs.dt_bias = Vector(m.dt_bias);
+    inputs.qkv = Values(op.convolved);
+    inputs.qkv_stride = Width(op.convolved);
+    inputs.beta = Values(op.projected) + m.conv_channels();
+    inputs.beta_stride = Width(op.projected);
+    inputs.decay = m.decay_proj ? Values(op.decay) : inputs.beta + m.value_heads;
+    inputs.decay_stride = Width(m.decay_proj ? op.decay : op.projected);
+    GatedDeltaOutput output;
+    output.norm = Vector(m.norm.weight);
+    output.gate = m.gate_proj ? Values(op.gate)
+                              : inputs.beta + m.value_heads + (m.decay_proj ? 0 : m.decay_rows());
+    output.gate_stride = Width(m.gate_proj ? op.gate : op.projected);
+    output.values = Values(op.output);
+    SetDeltaSpans(op.state);
+    delta_rule_.Run(pool_, inputs, rows(), delta_spans_, output);
+  }
+
   // The time steps of all rows, before softplus, from low-rank ones `stride` apart. Always with f32
   // activations: it is a small matrix, and what comes of it goes through two exponentials into
   // everything the state remembers.
@@ -454,118 +626,134 @@ class CpuExecutor : public HostExecutor {
     return job.output.data;
   }
 
-  // Runs work(span, begin, end) for blocks of channels of every span of the slice, on several
-  // threads or one.
+  // Runs work(span, begin, end, thread) for blocks of channels of every span of the slice, on
+  // several threads or one.
   template <class Work>
   void ForChannelBlocks(int64_t channels, bool spread, const Work& work) {
     const int64_t blocks = (channels + kChannelBlock - 1) / kChannelBlock;
     const int64_t tasks = static_cast<int64_t>(spans_.size()) * blocks;
-    pool_.ParallelFor(tasks, spread ? 1 : tasks, [&](int64_t begin, int64_t end, int) {
+    pool_.ParallelFor(tasks, spread ? 1 : tasks, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t first = i % blocks * kChannelBlock;
         work(spans_[static_cast<size_t>(i / blocks)], first,
-             std::min(first + kChannelBlock, channels));
+             std::min(first + kChannelBlock, channels), thread);
+      }
+    });
+  }
+
+  void Run(const HeadMixOp& op) {
+    const Attention& m = op.mixer;
+    const HeadMixWeights weights{&m, Vector(m.mixing->conv_weight), Vector(m.mixing->conv_bias),
+                                 Vector(m.mixing->group_weight), Vector(m.mixing->group_bias)};
+    const int64_t heads = m.heads + m.kv_heads;
+    // Per sequence: its heads, then one task for v.
+    const int64_t tasks = static_cast<int64_t>(spans_.size()) * (heads + 1);
+    pool_.ParallelFor(tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Span& span = spans_[static_cast<size_t>(i / (heads + 1))];
+        HeadMixRun run;
+        run.tokens = span.tokens;
+        run.input = Values(op.input) + span.row * m.qkv_rows();
+        run.output = Values(op.output) + span.row * m.qkv_rows();
+        run.window = state_.Recurrent(span.sequence, op.conv_state);
+        run.delayed = state_.Recurrent(span.sequence, op.value_state);
+        const int64_t head = i % (heads + 1);
+        if (head == heads) {
+          DelayValues(m, run);
+        } else {
+          MixHead(weights, run, head, head_mix_scratch_[static_cast<size_t>(thread)]);
+        }
       }
     });
   }
 
   void Run(const AttentionOp& op) {
-    const Attention& m = op.mixer;
-    const int64_t q_width = m.heads * m.head_dim;
-    const int64_t kv_width = m.kv_heads * m.head_dim;
+    attention_.Run(op, Values(op.input), Values(op.output));
+    if (!op.mixer.output_gate) return;
+    const int64_t width = op.mixer.q_width();
     const int64_t stride = Width(op.input);
-    const int64_t page_positions = state_.layout().page_positions;
-    RopeTable rope = m.rope ? FilledRope(*m.rope) : RopeTable{};
-    const float* qk = Values(op.input);
-    int64_t qk_stride = stride;
-    if (m.q_norm || m.k_norm) {
-      qk = NormedHeads(m, rope, qk, stride);
-      qk_stride = q_width + kv_width;
-      if (m.qk_norm_after_rope) rope = {};
-    }
-    // Pages of all sequences, then tasks of all sequences.
-    struct Task {
-      size_t run;
-      int64_t kv_head;
-      int64_t token_begin;
-      int64_t token_end;
-    };
-    std::vector<std::vector<float*>> keys(spans_.size());
-    std::vector<std::vector<float*>> values(spans_.size());
-    std::vector<AttentionRun> runs(spans_.size());
-    std::vector<Task> tasks;
-    for (size_t s = 0; s < spans_.size(); ++s) {
-      const Span& span = spans_[s];
-      const int64_t end = span.position + span.tokens;
-      for (int64_t page = 0; page * page_positions < end; ++page) {
-        keys[s].push_back(state_.Keys(span.sequence, op.kv, page));
-        values[s].push_back(state_.Values(span.sequence, op.kv, page));
-      }
-      AttentionRun& run = runs[s];
-      run.mixer = &m;
-      run.q = qk + span.row * qk_stride;
-      run.q_stride = qk_stride;
-      run.output_stride = Width(op.output);
-      run.output = Values(op.output) + span.row * run.output_stride;
-      run.first_position = span.position;
-      run.rope = rope;
-      if (rope.values != nullptr) run.rope.values = rope.Row(span.row);
-      run.keys = keys[s];
-      run.values = values[s];
-      run.page_positions = page_positions;
-      for (int64_t kv_head = 0; kv_head < m.kv_heads; ++kv_head) {
-        for (int64_t t = 0; t < span.tokens; t += kAttentionTokens) {
-          tasks.push_back({s, kv_head, t, std::min(t + kAttentionTokens, span.tokens)});
-        }
-      }
-      // Appending is a copy of a few kilobytes per token.
-      for (int64_t t = 0; t < span.tokens; ++t) {
-        const float* k = run.q + t * qk_stride + q_width;
-        const float* v = Values(op.input) + (span.row + t) * stride + q_width + kv_width;
-        const auto page = static_cast<size_t>((span.position + t) / page_positions);
-        const int64_t at = (span.position + t) % page_positions * kv_width;
-        const bool rotates = rope.values != nullptr;
-        RotateHeads(k, m.kv_heads, m.head_dim, rotates ? run.rope.Row(t) : nullptr,
-                    rotates ? rope.rotary_dim : 0, keys[s][page] + at);
-        std::memcpy(values[s][page] + at, v, static_cast<size_t>(kv_width) * sizeof(float));
-      }
-    }
-    pool_.ParallelFor(static_cast<int64_t>(tasks.size()), 1,
-                      [&](int64_t begin, int64_t end, int thread) {
-                        for (int64_t i = begin; i < end; ++i) {
-                          const Task& task = tasks[static_cast<size_t>(i)];
-                          Attend(runs[task.run], task.kv_head, task.token_begin, task.token_end,
-                                 attention_scratch_[static_cast<size_t>(thread)]);
-                        }
-                      });
-  }
-
-  // q | k of all rows after their norms (and, when that comes first, the rotation).
-  const float* NormedHeads(const Attention& m, const RopeTable& rope, const float* qkv,
-                           int64_t stride) {
-    const int64_t width = (m.heads + m.kv_heads) * m.head_dim;
-    const int64_t rotary_dim = m.qk_norm_after_rope ? rope.rotary_dim : 0;
-    float* normed = normed_heads_.Get(static_cast<size_t>(rows() * width));
-    pool_.ParallelFor(rows(), 8, [&](int64_t begin, int64_t end, int) {
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
       for (int64_t t = begin; t < end; ++t) {
-        float* q = normed + t * width;
-        RotateHeads(qkv + t * stride, m.heads + m.kv_heads, m.head_dim,
-                    rotary_dim > 0 ? rope.Row(t) : nullptr, rotary_dim, q);
-        NormHeads(m.q_norm, m.heads * m.head_dim, q);
-        NormHeads(m.k_norm, m.kv_heads * m.head_dim, q + m.heads * m.head_dim);
+        // The gate is the last of its rows.
+        const float* gate = Values(op.input) + (t + 1) * stride - width;
+        float* out = Values(op.output) + t * width;
+        ActivateRow(Activation::kSigmoid, gate, out, width, out);
       }
     });
-    return normed;
   }
 
-  // One weight for every head alone, or one for all together (plan.h).
-  void NormHeads(const std::optional<RmsNorm>& norm, int64_t width, float* x) const {
-    if (!norm) return;
-    const auto size =
-        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm->weight)].size());
-    for (int64_t begin = 0; begin < width; begin += size) {
-      RmsNormRow(x + begin, Vector(norm->weight), size, norm->groups, norm->eps, x + begin);
+  void Run(const LatentAttentionOp& op) {
+    attention_.Run(op, Values(op.query), Values(op.absorbed), Values(op.kv), Values(op.output));
+  }
+
+  // A recurrence of Mamba-2's form: h = decay * h + 1 * k v^T, y = q^T h, without convolution, skip
+  // and gate.
+  void Run(const LightningOp& op) {
+    const LightningAttention& m = op.mixer;
+    const int64_t width = m.width();
+    const auto head_bytes = static_cast<size_t>(m.head_dim) * sizeof(float);
+    Mamba2 form;
+    form.heads = form.groups = m.heads;
+    form.head_dim = form.d_state = m.head_dim;
+    form.norm_before_gate = true;
+    const std::vector<float> no_skip(static_cast<size_t>(m.heads), 0.0f);
+    Mamba2Weights weights;
+    weights.mixer = &form;
+    weights.d = no_skip.data();
+    float* v_k_q = convolved_.Get(static_cast<size_t>(rows() * 3 * width));
+    float* steps = steps_.Get(static_cast<size_t>(rows() * 2 * m.heads));
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        for (int64_t head = 0; head < m.heads; ++head) {
+          const float* from = Values(op.input) + t * 3 * width + 3 * head * m.head_dim;
+          float* to = v_k_q + t * 3 * width + head * m.head_dim;
+          std::memcpy(to, from + 2 * m.head_dim, head_bytes);
+          std::memcpy(to + width, from + m.head_dim, head_bytes);
+          std::memcpy(to + 2 * width, from, head_bytes);
+          steps[t * 2 * m.heads + head] = 1.0f;
+          steps[(t * 2 + 1) * m.heads + head] = std::exp(-m.slopes[static_cast<size_t>(head)]);
+        }
+      }
+    });
+    mamba2_runs_.clear();
+    for (const Span& span : spans_) {
+      Mamba2Run run;
+      run.tokens = span.tokens;
+      run.convolved = v_k_q + span.row * 3 * width;
+      // Where a gate would be read from.
+      run.projected = run.convolved;
+      run.projected_stride = 3 * width;
+      run.steps = steps + span.row * 2 * m.heads;
+      run.state = state_.Recurrent(span.sequence, op.state);
+      run.output_stride = width;
+      run.output = Values(op.output) + span.row * width;
+      mamba2_runs_.push_back(run);
     }
+    ScanHeads(weights);
+    pool_.ParallelFor(rows(), 4, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) {
+        float* y = Values(op.output) + t * width;
+        RmsNormRow(y, Vector(m.norm.weight), width, m.norm.groups, m.norm.eps, y);
+      }
+    });
+  }
+
+  void Run(const HeadsLinearOp& op) {
+    while (head_inputs_.size() < op.matrices.size()) head_inputs_.emplace_back();
+    std::vector<MatmulJob> jobs;
+    for (size_t h = 0; h < op.matrices.size(); ++h) {
+      const LoadedMatrix& matrix = weights_.matrix(op.matrices[h]);
+      const auto head = static_cast<int64_t>(h);
+      head_inputs_[h].Prepare(Values(op.input) + head * op.step, Width(op.input), rows(),
+                              InputNorm{}, matrix, quantize_, pool_);
+      MatmulJob job;
+      job.matrix = &matrix;
+      job.input = &head_inputs_[h];
+      job.output.data = Values(op.output) + head * matrix.rows;
+      job.output.stride = Width(op.output);
+      jobs.push_back(job);
+    }
+    RunMatmuls(jobs, pool_, matmul_scratch_);
   }
 
   void Run(const RouterOp& op) {
@@ -576,15 +764,16 @@ class CpuExecutor : public HostExecutor {
     job.matrix = &matrix;
     job.input = &input_;
     // Behind the scores, room for one row of choice scores.
-    job.output.data = router_scores_.Get(static_cast<size_t>((rows() + 1) * op.experts));
-    job.output.stride = op.experts;
+    const int64_t classes = op.experts + op.routing.idle;
+    job.output.data = router_scores_.Get(static_cast<size_t>((rows() + 1) * classes));
+    job.output.stride = classes;
     SetBiasAndScales(op.router, job.output);
     RunMatmuls({&job, 1}, pool_, matmul_scratch_);
     float* out = Values(op.output);
     for (int64_t t = 0; t < rows(); ++t) {
-      ChooseExperts(op.routing, Vector(op.routing.choice_bias), job.output.data + t * op.experts,
-                    op.experts, op.top_k, job.output.data + rows() * op.experts,
-                    out + t * 2 * op.top_k);
+      ChooseExperts(op.routing, Vector(op.routing.choice_bias), Vector(op.routing.expert_scale),
+                    job.output.data + t * classes, classes, op.top_k,
+                    job.output.data + rows() * classes, out + t * 2 * op.top_k);
     }
   }
 
@@ -596,40 +785,6 @@ class CpuExecutor : public HostExecutor {
   void Run(const ExpertDownOp& op) {
     moe_.Down({weights_, pool_, matmul_scratch_, quantize_}, op, rows(), Values(op.input),
               Values(op.routing), Values(op.output), Width(op.output));
-  }
-
-  // ---- rotary tables: one per distinct rope, filled once per slice
-
-  struct RopeCache {
-    Rope rope;
-    bool filled = false;
-    Scratch<float> values;
-  };
-
-  RopeCache& FindRope(const Rope& rope) {
-    for (RopeCache& cache : ropes_) {
-      if (cache.rope.rotary_dim == rope.rotary_dim &&
-          cache.rope.inverse_frequencies == rope.inverse_frequencies) {
-        return cache;
-      }
-    }
-    ropes_.emplace_back();
-    ropes_.back().rope = rope;
-    return ropes_.back();
-  }
-
-  RopeTable FilledRope(const Rope& rope) {
-    RopeCache& cache = FindRope(rope);
-    if (!cache.filled) {
-      float* values = cache.values.Get(static_cast<size_t>(rows() * rope.rotary_dim));
-      for (const Span& span : spans_) {
-        for (int64_t t = 0; t < span.tokens; ++t) {
-          FillRopeRow(rope, span.position + t, values + (span.row + t) * rope.rotary_dim);
-        }
-      }
-      cache.filled = true;
-    }
-    return {cache.values.data(), rope.rotary_dim};
   }
 
   const bool quantize_;
@@ -647,11 +802,12 @@ class CpuExecutor : public HostExecutor {
   int64_t logits_count_ = 0;
 
   PreparedInput input_;
-  std::vector<MatmulScratch> matmul_scratch_;      // per thread
-  std::vector<Scratch<float>> attention_scratch_;  // per thread
+  std::vector<MatmulScratch> matmul_scratch_;  // per thread
+  AttentionRunner attention_;
+  std::vector<Scratch<float>> head_mix_scratch_;  // per thread
+  std::deque<PreparedInput> head_inputs_;         // one per head
   Scratch<float> gathered_;
   Scratch<float> gate_up_;
-  Scratch<float> normed_heads_;
   Scratch<float> convolved_;
   Scratch<float> steps_;
   std::vector<Mamba2Run> mamba2_runs_;
@@ -660,8 +816,10 @@ class CpuExecutor : public HostExecutor {
   Scratch<float> normed_;
   Scratch<float> selected_;
   Scratch<float> router_scores_;
-  std::vector<RopeCache> ropes_;
   MoeRunner moe_;
+  std::vector<DeltaSpan> delta_spans_;
+  DeltaRuleRunner delta_rule_;
+  std::vector<Scratch<float>> lru_scratch_;  // per thread
 };
 
 }  // namespace

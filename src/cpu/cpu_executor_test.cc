@@ -167,6 +167,8 @@ Plan PlanOfOptions() {
         attention->k_norm =
             RmsNorm{plan.AddVector("k", "k", attention->kv_heads * attention->head_dim), 1e-4f, 1};
         attention->qk_norm_after_rope = true;
+        attention->v_norm = RmsNorm{kNoId, 1e-4f, 1};
+        attention->window = 5;
       } else if (auto* mamba = std::get_if<Mamba2>(&mixer)) {
         mamba->norm_before_gate = true;
         mamba->gated_norm->groups = 2;

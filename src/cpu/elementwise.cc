@@ -37,6 +37,45 @@ void RmsNormRowImpl(const float* x, const float* weight, int64_t size, int64_t g
   }
 }
 
+void LayerNormRowImpl(const float* x, const float* weight, const float* bias, int64_t size,
+                      float eps, float* out) {
+  const DF df;
+  VF sums = hn::Zero(df);
+  for (int64_t i = 0; i < size; i += kStep) {
+    sums = hn::Add(sums, LoadChannels(x + i, size - i));
+  }
+  const float mean = SumLanes(sums) / static_cast<float>(size);
+  // Lanes behind the end are 0, not 0 - mean.
+  VF squares = hn::Zero(df);
+  for (int64_t i = 0; i < size; i += kStep) {
+    HWY_ALIGN float lanes[kLanes] = {};
+    StoreChannels(hn::Sub(LoadChannels(x + i, size - i), hn::Set(df, mean)), lanes, size - i);
+    const VF v = hn::Load(df, lanes);
+    squares = hn::MulAdd(v, v, squares);
+  }
+  const VF factor =
+      hn::Set(df, 1.0f / std::sqrt(SumLanes(squares) / static_cast<float>(size) + eps));
+  for (int64_t i = 0; i < size; i += kStep) {
+    const int64_t count = size - i;
+    const VF v = hn::Mul(hn::Sub(LoadChannels(x + i, count), hn::Set(df, mean)), factor);
+    StoreChannels(hn::MulAdd(v, LoadChannels(weight + i, count), LoadChannels(bias + i, count)),
+                  out + i, count);
+  }
+}
+
+void TokenShiftRowImpl(const float* y, const float* previous, const float* mix, int64_t parts,
+                       int64_t size, float* out) {
+  for (int64_t part = 0; part < parts; ++part) {
+    for (int64_t i = 0; i < size; i += kStep) {
+      const int64_t count = size - i;
+      const VF now = LoadChannels(y + i, count);
+      const VF change = hn::Sub(LoadChannels(previous + i, count), now);
+      StoreChannels(hn::MulAdd(LoadChannels(mix + part * size + i, count), change, now),
+                    out + part * size + i, count);
+    }
+  }
+}
+
 // x Phi(x) by formula 7.1.26 of Abramowitz and Stegun: erf to 1.5e-7, so that the error is below
 // 1e-7 |x|.
 HWY_INLINE VF Gelu(VF x) {
@@ -66,8 +105,11 @@ HWY_INLINE VF GeluTanh(VF x) {
 
 template <Activation kActivation>
 HWY_INLINE VF Activate(VF x) {
+  if constexpr (kActivation == Activation::kSigmoid) return Sigmoid(x);
   if constexpr (kActivation == Activation::kGelu) return Gelu(x);
   if constexpr (kActivation == Activation::kGeluTanh) return GeluTanh(x);
+  if constexpr (kActivation == Activation::kSigmoid) return Sigmoid(x);
+  if constexpr (kActivation == Activation::kTanh) return hn::Tanh(DF(), x);
   if constexpr (kActivation == Activation::kRelu2) {
     const VF positive = hn::Max(x, hn::Zero(DF()));
     return hn::Mul(positive, positive);
@@ -103,6 +145,10 @@ void ActivateRowImpl(Activation activation, const float* gate, const float* up, 
       return ActivateValues<Activation::kGeluTanh>(gate, up, size, out);
     case Activation::kRelu2:
       return ActivateValues<Activation::kRelu2>(gate, up, size, out);
+    case Activation::kSigmoid:
+      return ActivateValues<Activation::kSigmoid>(gate, up, size, out);
+    case Activation::kTanh:
+      return ActivateValues<Activation::kTanh>(gate, up, size, out);
   }
 }
 
@@ -119,6 +165,26 @@ void AddScaledRowImpl(const float* x, float factor, int64_t size, float* out) {
   }
 }
 
+void UpdateRowImpl(const UpdateRow& update, const float* x, int64_t size, float* out) {
+  const DF df;
+  for (int64_t i = 0; i < size; i += kStep) {
+    const int64_t count = size - i;
+    const auto load = [&](const float* from) { return LoadChannels(from + i, count); };
+    VF sum = load(x);
+    if (update.add_bias != nullptr) sum = hn::Add(sum, load(update.add_bias));
+    if (update.add_scale != nullptr) sum = hn::Mul(sum, load(update.add_scale));
+    sum = hn::Mul(sum, hn::Set(df, update.scale));
+    if (update.keep != 0) {
+      VF kept = load(out);
+      if (update.keep_bias != nullptr) kept = hn::Add(kept, load(update.keep_bias));
+      if (update.keep_scale != nullptr) kept = hn::Mul(kept, load(update.keep_scale));
+      sum = hn::MulAdd(hn::Set(df, update.keep), kept, sum);
+    }
+    sum = hn::Mul(sum, hn::Set(df, update.total));
+    StoreChannels(sum, out + i, count);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace adder
 HWY_AFTER_NAMESPACE();
@@ -127,17 +193,34 @@ HWY_AFTER_NAMESPACE();
 namespace adder {
 
 HWY_EXPORT(RmsNormRowImpl);
+HWY_EXPORT(LayerNormRowImpl);
+HWY_EXPORT(TokenShiftRowImpl);
 HWY_EXPORT(ActivateRowImpl);
 HWY_EXPORT(AddScaledRowImpl);
+HWY_EXPORT(UpdateRowImpl);
 
 void RmsNormRow(const float* x, const float* weight, int64_t size, int64_t groups, float eps,
                 float* out) {
   HWY_DYNAMIC_DISPATCH(RmsNormRowImpl)(x, weight, size, groups, eps, out);
 }
 
+void LayerNormRow(const float* x, const float* weight, const float* bias, int64_t size, float eps,
+                  float* out) {
+  HWY_DYNAMIC_DISPATCH(LayerNormRowImpl)(x, weight, bias, size, eps, out);
+}
+
+void TokenShiftRow(const float* y, const float* previous, const float* mix, int64_t parts,
+                   int64_t size, float* out) {
+  HWY_DYNAMIC_DISPATCH(TokenShiftRowImpl)(y, previous, mix, parts, size, out);
+}
+
 void ActivateRow(Activation activation, const float* gate, const float* up, int64_t size,
                  float* out) {
   HWY_DYNAMIC_DISPATCH(ActivateRowImpl)(activation, gate, up, size, out);
+}
+
+void UpdateRow::Apply(const float* x, int64_t size, float* out) const {
+  HWY_DYNAMIC_DISPATCH(UpdateRowImpl)(*this, x, size, out);
 }
 
 void AddScaledRow(const float* x, float factor, int64_t size, float* out) {

@@ -40,6 +40,41 @@ TEST_P(ElementwiseTest, RmsNormEqualsTheFormula) {
   }
 }
 
+TEST_P(ElementwiseTest, LayerNormEqualsTheFormula) {
+  for (size_t size : {size_t{1}, size_t{5}, size_t{16}, size_t{37}}) {
+    std::vector<float> x = Wave(size, 0.7f);
+    for (float& value : x) value += 4.0f;
+    const std::vector<float> weight = Wave(size, 0.3f);
+    const std::vector<float> bias = Wave(size, 0.5f);
+    double mean = 0;
+    for (float value : x) mean += value / static_cast<double>(size);
+    double squares = 0;
+    for (float value : x) squares += (value - mean) * (value - mean);
+    std::vector<float> out = x;  // in place
+    LayerNormRow(out.data(), weight.data(), bias.data(), static_cast<int64_t>(size), 0.01f,
+                 out.data());
+    for (size_t i = 0; i < size; ++i) {
+      const double expected =
+          (x[i] - mean) / std::sqrt(squares / static_cast<double>(size) + 0.01) * weight[i] +
+          bias[i];
+      EXPECT_NEAR(out[i], expected, 1e-5 * (1 + std::abs(expected))) << size;
+    }
+  }
+}
+
+TEST_P(ElementwiseTest, TokenShiftEqualsTheFormula) {
+  const std::vector<float> y = Wave(19, 0.7f);
+  const std::vector<float> previous = Wave(19, 0.3f);
+  const std::vector<float> mix = Wave(2 * 19, 0.5f);
+  std::vector<float> out(2 * 19 + 1, 5.0f);
+  TokenShiftRow(y.data(), previous.data(), mix.data(), 2, 19, out.data());
+  for (size_t i = 0; i < 2 * 19; ++i) {
+    const size_t k = i % 19;
+    EXPECT_NEAR(out[i], y[k] + static_cast<double>(mix[i]) * (previous[k] - y[k]), 3e-6) << i;
+  }
+  EXPECT_EQ(out[2 * 19], 5.0f);
+}
+
 TEST_P(ElementwiseTest, SiluMulEqualsTheFormula) {
   std::vector<float> gate = Wave(41, 0.9f);
   gate[3] = -100.0f;
@@ -65,10 +100,12 @@ TEST_P(ElementwiseTest, OtherActivationsEqualTheirFormulas) {
   const auto formula = [](Activation activation, double v) {
     if (activation == Activation::kGelu) return 0.5 * v * std::erfc(-v / std::sqrt(2.0));
     if (activation == Activation::kRelu2) return v > 0 ? v * v : 0.0;
+    if (activation == Activation::kSigmoid) return 1 / (1 + std::exp(-v));
+    if (activation == Activation::kTanh) return std::tanh(v);
     return 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
   };
-  for (const Activation activation :
-       {Activation::kGelu, Activation::kGeluTanh, Activation::kRelu2}) {
+  for (const Activation activation : {Activation::kGelu, Activation::kGeluTanh, Activation::kRelu2,
+                                      Activation::kSigmoid, Activation::kTanh}) {
     std::vector<float> out(42, 5.0f);
     ActivateRow(activation, x.data(), nullptr, 41, out.data());
     std::vector<float> gated(42, 5.0f);
@@ -82,6 +119,43 @@ TEST_P(ElementwiseTest, OtherActivationsEqualTheirFormulas) {
     }
     EXPECT_EQ(out[41], 5.0f);
     EXPECT_EQ(gated[41], 5.0f);
+  }
+}
+
+TEST_P(ElementwiseTest, UpdatesEqualTheFormula) {
+  const std::vector<float> x = Wave(19, 0.4f);
+  const std::vector<float> add_bias = Wave(19, 0.5f);
+  const std::vector<float> add_scale = Wave(19, 0.6f);
+  const std::vector<float> keep_bias = Wave(19, 0.7f);
+  const std::vector<float> keep_scale = Wave(19, 0.8f);
+  UpdateRow update;
+  update.scale = 0.3f;
+  update.keep = 1.2f;
+  update.total = 0.9f;
+  std::vector<float> out(20, 0.25f);
+  update.Apply(x.data(), 19, out.data());
+  for (size_t i = 0; i < 19; ++i) {
+    EXPECT_NEAR(out[i], 0.9 * (1.2 * 0.25 + 0.3 * x[i]), 1e-6);
+  }
+  update.add_bias = add_bias.data();
+  update.add_scale = add_scale.data();
+  update.keep_bias = keep_bias.data();
+  update.keep_scale = keep_scale.data();
+  const std::vector<float> before = out;
+  update.Apply(x.data(), 19, out.data());
+  for (size_t i = 0; i < 19; ++i) {
+    EXPECT_NEAR(out[i],
+                0.9 * (1.2 * (before[i] + keep_bias[i]) * keep_scale[i] +
+                       0.3 * (x[i] + add_bias[i]) * add_scale[i]),
+                2e-6);
+  }
+  EXPECT_EQ(out[19], 0.25f);
+  // With keep 0 what is there may be anything, the input itself too.
+  update.keep = 0;
+  std::vector<float> same = x;
+  update.Apply(same.data(), 19, same.data());
+  for (size_t i = 0; i < 19; ++i) {
+    EXPECT_NEAR(same[i], 0.9 * 0.3 * (x[i] + add_bias[i]) * add_scale[i], 1e-6);
   }
 }
 
@@ -100,7 +174,7 @@ std::vector<float> Choose(const Routing& routing, const std::vector<float>& bias
                           std::vector<float> logits, int64_t top_k) {
   std::vector<float> scratch(logits.size());
   std::vector<float> out(static_cast<size_t>(2 * top_k));
-  ChooseExperts(routing, bias.empty() ? nullptr : bias.data(), logits.data(),
+  ChooseExperts(routing, bias.empty() ? nullptr : bias.data(), nullptr, logits.data(),
                 static_cast<int64_t>(logits.size()), top_k, scratch.data(), out.data());
   return out;
 }

@@ -42,6 +42,14 @@ void RunBlocks(const MatmulJob& job, int64_t begin, int64_t end, MatmulScratch& 
 
 }  // namespace
 
+void NormRow(const InputNorm& norm, const float* x, int64_t size, float* out) {
+  if (!norm.centered) return RmsNormRow(x, norm.weight, size, norm.groups, norm.eps, out);
+  const int64_t part = size / norm.groups;
+  for (int64_t begin = 0; begin < size; begin += part) {
+    LayerNormRow(x + begin, norm.weight + begin, norm.bias + begin, part, norm.eps, out + begin);
+  }
+}
+
 void PreparedInput::Prepare(const float* x, int64_t stride, int64_t tokens, const InputNorm& norm,
                             const LoadedMatrix& matrix, bool quantize, ThreadPool& pool) {
   const int64_t cols = matrix.cols;
@@ -67,7 +75,7 @@ void PreparedInput::Prepare(const float* x, int64_t stride, int64_t tokens, cons
     const int64_t token_end = std::min(end * tile, tokens);
     for (int64_t t = begin * tile; copy && t < token_end; ++t) {
       if (norm.weight != nullptr) {
-        RmsNormRow(x + t * stride, norm.weight, cols, norm.groups, norm.eps, normalized + t * cols);
+        NormRow(norm, x + t * stride, cols, normalized + t * cols);
       } else {
         std::memcpy(normalized + t * cols, x + t * stride,
                     static_cast<size_t>(cols) * sizeof(float));

@@ -13,12 +13,17 @@
 
 namespace adder {
 
-// RMSNorm of an input as it is read.
+// The norm (RmsNorm of plan.h) of an input as it is read.
 struct InputNorm {
   const float* weight = nullptr;  // none: no norm
   int64_t groups = 1;
   float eps = 0;
+  bool centered = false;
+  const float* bias = nullptr;  // with `centered`
 };
+
+// Applies it to one row of `size`; x and out may be the same.
+void NormRow(const InputNorm& norm, const float* x, int64_t size, float* out);
 
 // The activations of one product: f32 rows and, for each group size asked for, their quantised
 // form. Reused from op to op; its memory grows to the largest use.

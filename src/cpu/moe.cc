@@ -61,8 +61,8 @@ void KeepBestGroups(const Routing& routing, int64_t experts, float* choice) {
 
 }  // namespace
 
-void ChooseExperts(const Routing& routing, const float* choice_bias, float* logits, int64_t experts,
-                   int64_t top_k, float* scratch, float* out) {
+void ChooseExperts(const Routing& routing, const float* choice_bias, const float* expert_scale,
+                   float* logits, int64_t experts, int64_t top_k, float* scratch, float* out) {
   float* indices = out + top_k;
   // Softmax keeps the order of the logits, and normalised over the chosen it needs no others.
   const bool plain = routing.plain();
@@ -87,6 +87,8 @@ void ChooseExperts(const Routing& routing, const float* choice_bias, float* logi
   for (int64_t j = 0; j < top_k; ++j) {
     if (routing.normalize) out[j] /= sum;
     out[j] *= routing.scale;
+    if (expert_scale != nullptr) out[j] *= expert_scale[static_cast<int64_t>(indices[j])];
+    if (static_cast<int64_t>(indices[j]) >= experts - routing.idle) out[j] = indices[j] = 0;
   }
 }
 
@@ -180,7 +182,9 @@ void MoeRunner::Down(const MoeContext& context, const ExpertDownOp& op, int64_t 
         AddScaledRow(results_.data() + result * static_cast<size_t>(width),
                      routing[t * 2 * op.top_k + j], width, sum);
       }
-      AddScaledRow(sum, op.scale, width, output + t * width);
+      float* out = output + t * width;
+      if (op.store) std::memset(out, 0, static_cast<size_t>(width) * sizeof(float));
+      AddScaledRow(sum, op.scale, width, out);
     }
   });
 }

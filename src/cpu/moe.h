@@ -20,10 +20,11 @@ struct MoeContext {
 };
 
 // Chooses top_k experts by the rule of `routing` (plan.h) and writes their weights, then their
-// indices, to out [2 * top_k]. `logits` [experts] are overwritten with the scores. `choice_bias` is
-// none or [experts]; `scratch` has room for `experts` floats.
-void ChooseExperts(const Routing& routing, const float* choice_bias, float* logits, int64_t experts,
-                   int64_t top_k, float* scratch, float* out);
+// indices, to out [2 * top_k]. `logits` [experts] are overwritten with the scores. `choice_bias`
+// and `expert_scale` are none or [experts]; `scratch` has room for `experts` floats. The idle ones
+// count among the experts; where one of them was chosen, weight and index are 0.
+void ChooseExperts(const Routing& routing, const float* choice_bias, const float* expert_scale,
+                   float* logits, int64_t experts, int64_t top_k, float* scratch, float* out);
 
 class MoeRunner {
  public:
@@ -31,7 +32,7 @@ class MoeRunner {
   // [tokens, top_k * intermediate].
   void GateUp(const MoeContext& context, const ExpertGateUpOp& op, const InputNorm& norm,
               int64_t tokens, const float* input, const float* routing, float* output);
-  // input [tokens, top_k * intermediate], output [tokens, width], added to.
+  // input [tokens, top_k * intermediate], output [tokens, width], added to unless op.store.
   void Down(const MoeContext& context, const ExpertDownOp& op, int64_t tokens, const float* input,
             const float* routing, float* output, int64_t width);
 

@@ -91,6 +91,13 @@ HWY_INLINE VF Silu(VF x) {
   return hn::Div(x, hn::Add(hn::Set(df, 1.0f), e));
 }
 
+// 1 / (1 + e^-x), with the clamp of Silu.
+HWY_INLINE VF Sigmoid(VF x) {
+  const DF df;
+  const VF e = hn::Exp(df, hn::Min(hn::Neg(x), hn::Set(df, 88.0f)));
+  return hn::Div(hn::Set(df, 1.0f), hn::Add(hn::Set(df, 1.0f), e));
+}
+
 // log(1 + e^x) without overflow.
 HWY_INLINE VF Softplus(VF x) {
   const DF df;

@@ -50,7 +50,12 @@ void NarrowOps::Launch(const Op& op, const Slice& slice) {
   const NvtxRange range(op.name);
   slice_ = slice;
   rounded_fresh_[static_cast<size_t>(OutputOf(op))] = false;
-  std::visit([this](const auto& body) { Launch(body); }, op.body);
+  // CheckSupported has refused programs with other ops.
+  std::visit(
+      [this](const auto& body) {
+        if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body);
+      },
+      op.body);
 }
 
 void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {

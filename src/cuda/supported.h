@@ -2,10 +2,20 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 
 #include "program/program.h"
 
 namespace adder::cuda {
+
+// Whether there are kernels for an op at all; CheckSupported refuses programs with others.
+template <class Body>
+inline constexpr bool kHasKernels =
+    !std::is_same_v<Body, JoinOp> && !std::is_same_v<Body, UpdateOp> &&
+    !std::is_same_v<Body, HeadsLinearOp> && !std::is_same_v<Body, LatentAttentionOp> &&
+    !std::is_same_v<Body, LightningOp> && !std::is_same_v<Body, HeadMixOp> &&
+    !std::is_same_v<Body, GatedDeltaOp> && !std::is_same_v<Body, TokenShiftOp> &&
+    !std::is_same_v<Body, RgLruOp> && !std::is_same_v<Body, Rwkv7Op>;
 
 // Whether the results of an op's matrices need a pass of their own (kernels/linear_finish.h): they
 // are activated in another way than by silu(gate) * up, or scaled in a way that no single factor

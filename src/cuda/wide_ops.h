@@ -18,6 +18,7 @@
 #include "cuda/device_weights.h"
 #include "cuda/kernels/expert_groups.h"
 #include "cuda/slice.h"
+#include "cuda/supported.h"
 #include "program/program.h"
 
 namespace adder::cuda {
@@ -31,8 +32,9 @@ struct WideLimits {
 // Whether there are kernels for an op at all; WideOps::Support refuses programs with others.
 template <class Body>
 inline constexpr bool kHasWideKernels =
-    !std::is_same_v<Body, NormAddOp> && !std::is_same_v<Body, Mamba2SelectedOp> &&
-    !std::is_same_v<Body, CausalConvOp> && !std::is_same_v<Body, Mamba1ScanOp>;
+    kHasKernels<Body> && !std::is_same_v<Body, NormAddOp> &&
+    !std::is_same_v<Body, Mamba2SelectedOp> && !std::is_same_v<Body, CausalConvOp> &&
+    !std::is_same_v<Body, Mamba1ScanOp>;
 
 class WideOps {
  public:

@@ -34,6 +34,10 @@ class TensorNames {
   }
   // Whether an optional tensor exists. Planned checkpoints have no optional tensors.
   bool HasOptional(const std::string& name) const { return has_ && has_(name); }
+  // The shape of a tensor; empty when it is not known or there is none.
+  Shape ShapeOf(const std::string& name) const {
+    return shape_ && has_ && has_(name) ? shape_(name) : Shape{};
+  }
   // For families whose layouts have the same names: whether the convolution weight `name` is MLX's
   // [channels, taps, 1] and not Hugging Face's [channels, 1, taps].
   bool HasMlxConvolution(const std::string& name) const {

@@ -210,6 +210,21 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial
   return rope;
 }
 
+std::vector<bool> ReadExpertLayers(const JsonObject& config, int64_t layers) {
+  const int64_t step = ReadSize(config, {"decoder_sparse_step"}, 1);
+  std::vector<bool> sparse;
+  for (int64_t layer = 0; layer < layers; ++layer) sparse.push_back((layer + 1) % step == 0);
+  for (const double index : config.Numbers({"mlp_only_layers"})) {
+    // Written so that NaN and fractions fail.
+    if (!(index >= 0 && index < static_cast<double>(layers)) || index != std::floor(index)) {
+      Fail(config.where(), ": the field mlp_only_layers has the entry ", index,
+           "; layers are numbered 0 to ", layers - 1, ".");
+    }
+    sparse[static_cast<size_t>(index)] = false;
+  }
+  return sparse;
+}
+
 void RequireBool(const JsonObject& config, std::string_view key, bool expected) {
   if (config.Bool({key}, expected) != expected) {
     Fail(config.where(), ": the field ", key, " is ", expected ? "false" : "true", "; only ",
@@ -259,6 +274,24 @@ RmsNorm AddNorm(Plan& plan, const std::string& prefix, int64_t size, float eps) 
   norm.weight = plan.AddVector(LabelOf(prefix), prefix + ".weight", size);
   norm.eps = eps;
   return norm;
+}
+
+void AddOneToNorms(Plan& plan) {
+  const auto add_one = [&plan](const std::optional<RmsNorm>& norm) {
+    if (norm) {
+      plan.vectors[static_cast<size_t>(norm->weight)].transform = VectorTransform::kPlusOne;
+    }
+  };
+  add_one(plan.final_norm);
+  for (const Block& block : plan.blocks) {
+    if (!block.skip_pre_norm) add_one(block.pre_norm);
+    for (const Mixer& mixer : block.mixers) {
+      const auto* attention = std::get_if<Attention>(&mixer);
+      if (attention == nullptr) continue;
+      add_one(attention->q_norm);
+      add_one(attention->k_norm);
+    }
+  }
 }
 
 Linear AddLinear(Plan& plan, const std::string& prefix, int64_t rows, int64_t cols, bool bias) {
@@ -366,6 +399,7 @@ void AddExperts(Plan& plan, const std::string& label, const ExpertModules& modul
       result.row_count = part_rows;
       if (modules.stacked) {
         result.module = modules.prefix + "." + name;
+        result.bare_name = modules.bare;
         result.experts = moe.experts;
         result.expert = expert;
       } else {

@@ -67,6 +67,9 @@ Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden,
 // family.
 Mamba2 ReadMamba2Sizes(const JsonObject& config, int64_t hidden);
 
+// Which layers have experts: every decoder_sparse_step-th but those in mlp_only_layers.
+std::vector<bool> ReadExpertLayers(const JsonObject& config, int64_t layers);
+
 // The value of a field that must be `expected` because other values are not implemented. A missing
 // field passes.
 void RequireBool(const JsonObject& config, std::string_view key, bool expected);
@@ -87,6 +90,10 @@ bool ReadTied(const JsonObject& config, FieldNames keys, const TensorNames& name
 std::string LabelOf(const std::string& prefix);
 
 RmsNorm AddNorm(Plan& plan, const std::string& prefix, int64_t size, float eps);
+
+// Makes the norms of all blocks, of q and k, and the final one such that are stored as w with
+// (1 + w) applied.
+void AddOneToNorms(Plan& plan);
 
 // One module PREFIX.weight [rows, cols] with PREFIX.bias when `bias`.
 Linear AddLinear(Plan& plan, const std::string& prefix, int64_t rows, int64_t cols, bool bias);
@@ -132,10 +139,12 @@ DenseMlp AddFusedMlp(Plan& plan, const std::string& prefix, int64_t intermediate
                      Activation activation);
 
 // Where the experts of a MoeMlp are. `inputs` are the modules whose rows make up gate_up, in equal
-// parts; `stacked` ones are PREFIX.NAME [experts, rows, cols], others PREFIX.EXPERT.NAME.
+// parts; `stacked` ones are PREFIX.NAME [experts, rows, cols], whose tensor's name may be bare
+// (MatrixPart), others PREFIX.EXPERT.NAME.
 struct ExpertModules {
   std::string prefix;
   bool stacked = false;
+  bool bare = false;
   std::vector<std::string> inputs;
   std::string down;
 };

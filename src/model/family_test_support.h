@@ -101,17 +101,18 @@ inline void ExpectClaimsAll(const Plan& plan, const std::map<std::string, Shape>
       const int64_t width = found.back();
       found.pop_back();
       EXPECT_EQ(found, leading) << weight;
+      const int64_t cols = part.transposed ? matrix.rows : matrix.cols;
       if (shapes.count(part.module + ".scales")) {
         Shape scales = shapes.at(part.module + ".scales");
         EXPECT_EQ(shapes.at(part.module + ".biases"), scales) << weight;
         const int64_t groups = scales.back();
         scales.pop_back();
         EXPECT_EQ(scales, leading) << weight;
-        EXPECT_EQ(matrix.cols % groups, 0) << weight;
-        EXPECT_EQ(width * 32 % matrix.cols, 0) << weight;  // whole bits per value
+        EXPECT_EQ(cols % groups, 0) << weight;
+        EXPECT_EQ(width * 32 % cols, 0) << weight;  // whole bits per value
         claimed.insert({part.module + ".scales", part.module + ".biases"});
       } else {
-        EXPECT_EQ(width, matrix.cols) << weight;
+        EXPECT_EQ(width, cols) << weight;
       }
       claimed.insert(weight);
       const auto key = std::make_pair(weight, part.expert);
@@ -137,7 +138,17 @@ inline void ExpectClaimsAll(const Plan& plan, const std::map<std::string, Shape>
       EXPECT_TRUE(claimed.insert(part.tensor).second) << "claimed twice: " << part.tensor;
     }
   }
-  for (const auto& [name, shape] : shapes) EXPECT_TRUE(claimed.count(name)) << "left over " << name;
+  const auto ignored = [&plan](const std::string& name) {
+    return std::any_of(
+        plan.ignored_tensors.begin(), plan.ignored_tensors.end(), [&](const std::string& pattern) {
+          return pattern.ends_with('*') ? name.starts_with(pattern.substr(0, pattern.size() - 1))
+                                        : name == pattern;
+        });
+  };
+  for (const auto& [name, shape] : shapes) {
+    EXPECT_TRUE(claimed.count(name) || ignored(name)) << "left over " << name;
+    EXPECT_FALSE(claimed.count(name) && ignored(name)) << "claimed and ignored: " << name;
+  }
 }
 
 // Reads SHARED/conformance/FOLDER, builds its plan, checks all claims and the parameter count that

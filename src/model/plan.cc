@@ -38,23 +38,29 @@ int64_t VectorSize(const VectorRef& vector) {
     }
     if (!count || __builtin_add_overflow(size, *count, &size)) return -1;
   }
-  return vector.parts.empty() ? -1 : size;
+  if (vector.parts.empty() || __builtin_mul_overflow(size, vector.repeat, &size)) return -1;
+  return size;
 }
 
 int64_t ParameterCount(const Plan& plan) {
   // A validated plan's total fits: ValidatePlan has added it up with overflow checks.
   int64_t count = 0;
   for (const MatrixRef& matrix : plan.matrices) count += matrix.rows * matrix.cols;
-  for (const VectorRef& vector : plan.vectors) count += VectorSize(vector);
+  for (const VectorRef& vector : plan.vectors) count += VectorSize(vector) / vector.repeat;
   return count;
 }
 
 std::string MixerName(const Mixer& mixer) {
   struct Namer {
     std::string operator()(const Attention&) const { return "Attention"; }
+    std::string operator()(const LatentAttention&) const { return "LatentAttention"; }
+    std::string operator()(const LightningAttention&) const { return "LightningAttention"; }
     std::string operator()(const Mamba2&) const { return "Mamba2"; }
     std::string operator()(const Mamba1&) const { return "Mamba1"; }
     std::string operator()(const ShortConv&) const { return "ShortConv"; }
+    std::string operator()(const GatedDelta&) const { return "GatedDelta"; }
+    std::string operator()(const RgLru&) const { return "RgLru"; }
+    std::string operator()(const Rwkv7&) const { return "Rwkv7"; }
     std::string operator()(const DenseMlp&) const { return "DenseMlp"; }
     std::string operator()(const MoeMlp&) const { return "MoeMlp"; }
   };
@@ -71,6 +77,10 @@ std::string ActivationName(Activation activation) {
       return "gelu_tanh";
     case Activation::kRelu2:
       return "relu2";
+    case Activation::kSigmoid:
+      return "sigmoid";
+    case Activation::kTanh:
+      return "tanh";
   }
   return "unknown";
 }

@@ -93,10 +93,6 @@ TEST(PostNormPlan, Validates) {
   ExpectInvalid([](Plan& plan) { plan.blocks[1].post_norm->eps = -1; }, "post_norm eps is -1");
   ExpectInvalid([](Plan& plan) { plan.blocks[1].post_norm->weight = kNoId; },
                 "post_norm has the vector id -1");
-  ExpectInvalid([](Plan& plan) { plan.blocks[1].mixers.push_back(plan.blocks[0].mixers[0]); },
-                "number of mixers is 2");
-  ExpectInvalid([](Plan& plan) { plan.blocks[1].mixers = {MoeMlp{}}; },
-                "post_norm after MoeMlp is not implemented");
   ExpectInvalid(
       [](Plan& plan) {
         plan.vectors[plan.final_norm.weight].offset = std::numeric_limits<float>::infinity();

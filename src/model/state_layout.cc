@@ -12,7 +12,7 @@ int64_t RoundUp16(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 int64_t StateLayout::kv_bytes_per_position() const {
   int64_t floats = 0;
-  for (const KvState& state : kv) floats += 2 * state.kv_heads * state.head_dim;
+  for (const KvState& state : kv) floats += state.key_width() + state.value_width();
   return floats * 4;
 }
 
@@ -56,10 +56,30 @@ StateLayout MakeStateLayout(const Plan& plan) {
       } else if (const auto* selective = std::get_if<Mamba1>(&mixers[mixer])) {
         add(block, mixer, "conv", {selective->d_conv - 1, selective->inner});
         add(block, mixer, "ssm", {selective->d_state, selective->inner});
+      } else if (const auto* lightning = std::get_if<LightningAttention>(&mixers[mixer])) {
+        add(block, mixer, "h", {lightning->heads, lightning->head_dim, lightning->head_dim});
       } else if (const auto* conv = std::get_if<ShortConv>(&mixers[mixer])) {
         add(block, mixer, "conv", {conv->d_conv - 1, conv->channels});
+      } else if (const auto* delta = std::get_if<GatedDelta>(&mixers[mixer])) {
+        add(block, mixer, "conv", {delta->d_conv - 1, delta->conv_channels()});
+        add(block, mixer, "delta", {delta->value_heads, delta->key_dim, delta->value_dim});
+      } else if (const auto* lru = std::get_if<RgLru>(&mixers[mixer])) {
+        add(block, mixer, "conv", {lru->d_conv - 1, lru->width});
+        add(block, mixer, "lru", {lru->width});
+      } else if (const auto* rwkv = std::get_if<Rwkv7>(&mixers[mixer])) {
+        add(block, mixer, "shift", {plan.hidden});
+        add(block, mixer, "wkv", {rwkv->heads, rwkv->head_dim, rwkv->head_dim});
+      } else if (const auto* mlp = std::get_if<DenseMlp>(&mixers[mixer])) {
+        if (mlp->shift_mix != kNoId) add(block, mixer, "shift", {plan.hidden});
       } else if (const auto* attention = std::get_if<Attention>(&mixers[mixer])) {
+        if (!attention->owns_kv()) continue;
         layout.kv.push_back({block, mixer, attention->kv_heads, attention->head_dim});
+        if (!attention->mixing) continue;
+        add(block, mixer, "conv",
+            {attention->mixing->past(), attention->q_width() + attention->kv_width()});
+        add(block, mixer, "value", {attention->kv_width() / 2});
+      } else if (const auto* latent = std::get_if<LatentAttention>(&mixers[mixer])) {
+        layout.kv.push_back({block, mixer, 1, latent->key_dim(), false});
       }
     }
   }

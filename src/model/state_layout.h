@@ -14,20 +14,28 @@ struct RecurrentState {
   int block = 0;
   int mixer = 0;
   // "conv": [d_conv - 1, channels], oldest first; "ssm": [heads, d_state, head_dim] of Mamba-2,
-  // [d_state, inner] of Mamba-1.
+  // [d_state, inner] of Mamba-1; "h": [heads, k, v] of lightning attention;
+  // "value": [kv_heads * head_dim / 2], v2 of attention with mixing, whose "conv" has q | k;
+  // "delta": [value_heads, key_dim, value_dim] of the gated delta rule; "lru": [width]; "shift":
+  // [hidden], the previous token's input; "wkv": [heads, head_dim, head_dim] of RWKV-7.
   std::string name;
   Shape shape;
   int64_t offset = 0;  // in floats from the start of the slot; a multiple of 16
   int64_t size = 0;    // in floats
 };
 
-// Keys and values of one attention mixer. Position p of a page holds k then v of kv_heads *
-// head_dim.
+// Keys and values of one attention mixer: pages hold the keys of all their positions, kv_heads *
+// head_dim each, then the values. Latent attention has one key head and no values of their own.
 struct KvState {
   int block = 0;
   int mixer = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
+  bool has_values = true;
+
+  // Floats of one position.
+  int64_t key_width() const { return kv_heads * head_dim; }
+  int64_t value_width() const { return has_values ? key_width() : 0; }
 };
 
 // Recurrent states can only be restored from a copy; KV can be truncated to fewer positions.

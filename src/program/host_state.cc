@@ -82,6 +82,8 @@ uint64_t Fingerprint(const StateLayout& layout) {
     hash.Add(static_cast<uint64_t>(kv.mixer));
     hash.Add(static_cast<uint64_t>(kv.kv_heads));
     hash.Add(static_cast<uint64_t>(kv.head_dim));
+    // Only where it differs, so that states exported before stay readable.
+    if (!kv.has_values) hash.Add(uint64_t{0});
   }
   hash.Add(static_cast<uint64_t>(layout.recurrent_floats));
   return hash.value();
@@ -121,8 +123,8 @@ HostState::HostState(StateLayout layout) : layout_(std::move(layout)) {
   if (layout_.page_positions <= 0) Fail("The state layout has KV pages of no positions.");
   for (const KvState& kv : layout_.kv) {
     kv_offsets_.push_back(page_floats_);
-    const int64_t block = layout_.page_positions * kv.kv_heads * kv.head_dim;
-    page_floats_ += PagesFor(2 * block, kAlignFloats) * kAlignFloats;
+    const int64_t block = layout_.page_positions * (kv.key_width() + kv.value_width());
+    page_floats_ += PagesFor(block, kAlignFloats) * kAlignFloats;
   }
 }
 
@@ -209,7 +211,7 @@ float* HostState::Keys(SequenceId sequence, int index, int64_t page) {
 
 float* HostState::Values(SequenceId sequence, int index, int64_t page) {
   const KvState& kv = layout_.kv.at(static_cast<size_t>(index));
-  return Keys(sequence, index, page) + layout_.page_positions * kv.kv_heads * kv.head_dim;
+  return Keys(sequence, index, page) + layout_.page_positions * kv.key_width();
 }
 
 // Calls visit(floats, count) for every run of KV floats that lies contiguous in a page, in the
@@ -217,9 +219,11 @@ float* HostState::Values(SequenceId sequence, int index, int64_t page) {
 template <class Visit>
 void HostState::ForEachKvRun(const Sequence& sequence, Visit visit) const {
   for (size_t i = 0; i < layout_.kv.size(); ++i) {
-    const int64_t width = layout_.kv[i].kv_heads * layout_.kv[i].head_dim;
-    for (const int64_t values : {0, 1}) {
-      const int64_t offset = kv_offsets_[i] + values * layout_.page_positions * width;
+    const int64_t keys = layout_.kv[i].key_width();
+    for (const bool values : {false, true}) {
+      const int64_t width = values ? layout_.kv[i].value_width() : keys;
+      if (width == 0) continue;
+      const int64_t offset = kv_offsets_[i] + (values ? layout_.page_positions * keys : 0);
       for (int64_t begin = 0; begin < sequence.position; begin += layout_.page_positions) {
         const int64_t count = std::min(layout_.page_positions, sequence.position - begin);
         const auto page = static_cast<size_t>(begin / layout_.page_positions);

@@ -45,7 +45,7 @@ class HostState {
 
   // layout().recurrent[index] of the sequence. On a 64-byte boundary, as the layout's offsets are.
   float* Recurrent(SequenceId sequence, int index);
-  // Keys [kv_heads * head_dim] per position, of the page with positions
+  // Keys, key_width() per position, of the page with positions
   // [page * page_positions, (page + 1) * page_positions) of layout().kv[index].
   float* Keys(SequenceId sequence, int index, int64_t page);
   float* Values(SequenceId sequence, int index, int64_t page);

@@ -11,8 +11,8 @@
 namespace adder {
 namespace {
 
-// A conv window [3, 10], an SSM state [2, 4, 3], and two attention mixers of unlike widths; pages
-// of 4 positions.
+// A conv window [3, 10], an SSM state [2, 4, 3], two attention mixers of unlike widths and one
+// without values; pages of 4 positions.
 StateLayout TestLayout() {
   StateLayout layout;
   layout.recurrent.push_back({0, 0, "conv", {3, 10}, 0, 30});
@@ -20,6 +20,7 @@ StateLayout TestLayout() {
   layout.recurrent_floats = 64;
   layout.kv.push_back({1, 0, 2, 3});
   layout.kv.push_back({2, 1, 1, 5});
+  layout.kv.push_back({3, 0, 1, 7, false});
   layout.page_positions = 4;
   return layout;
 }
@@ -28,13 +29,13 @@ StateLayout TestLayout() {
 void WritePosition(HostState& state, SequenceId id, int64_t position, float salt) {
   const int64_t page = position / state.layout().page_positions;
   const int64_t slot = position % state.layout().page_positions;
-  for (int index = 0; index < 2; ++index) {
+  for (int index = 0; index < 3; ++index) {
     const KvState& kv = state.layout().kv[static_cast<size_t>(index)];
-    const int64_t width = kv.kv_heads * kv.head_dim;
+    const int64_t width = kv.key_width();
     for (int64_t i = 0; i < width; ++i) {
       const float value = salt + static_cast<float>(position * 100 + index * 10 + i);
       state.Keys(id, index, page)[slot * width + i] = value;
-      state.Values(id, index, page)[slot * width + i] = -value;
+      if (kv.has_values) state.Values(id, index, page)[slot * width + i] = -value;
     }
   }
 }
@@ -75,7 +76,8 @@ TEST(HostState, CopiesSharePagesUntilOneWrites) {
   const SequenceId original = state.Create();
   Append(state, original, 6, 0.0f);
   const int64_t slot_bytes = 64 * 4;
-  const int64_t page_bytes = (48 + 48) * 4;  // 4 positions x 12 floats; 40 floats, to 16's multiple
+  // 4 positions x 12 floats; 40 floats, and 28, to multiples of 16.
+  const int64_t page_bytes = (48 + 48 + 32) * 4;
   EXPECT_EQ(state.Bytes(), slot_bytes + 2 * page_bytes);
   const SequenceId copy = state.Copy(original);
   EXPECT_EQ(state.Position(copy), 6);
@@ -129,7 +131,7 @@ TEST(HostState, ExportAndImportKeepEverything) {
   const SequenceId id = state.Create();
   Append(state, id, 7, 0.125f);
   const std::vector<std::byte> bytes = state.Export(id);
-  EXPECT_EQ(bytes.size(), 32u + 64 * 4 + 7 * (12 + 10) * 4 + 8);
+  EXPECT_EQ(bytes.size(), 32u + 64 * 4 + 7 * (12 + 10 + 7) * 4 + 8);
 
   StateLayout larger_pages = TestLayout();
   larger_pages.page_positions = 16;

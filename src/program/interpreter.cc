@@ -2,39 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <numeric>
 
 #include "core/error.h"
 #include "program/batch_checks.h"
+#include "program/formulas.h"
 #include "program/host_executor.h"
+#include "program/recurrence_formulas.h"
 
 namespace adder {
 namespace {
 
-double Silu(double x) { return x / (1.0 + std::exp(-x)); }
-
-double Sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-
-double Activate(Activation activation, double x) {
-  switch (activation) {
-    case Activation::kSilu:
-      return Silu(x);
-    case Activation::kGelu:
-      return x * 0.5 * std::erfc(-x / std::numbers::sqrt2);
-    case Activation::kGeluTanh:
-      // sqrt(2 / pi) = (2 / sqrt(pi)) / sqrt(2)
-      return 0.5 * x *
-             (1.0 + std::tanh(2.0 * std::numbers::inv_sqrtpi / std::numbers::sqrt2 *
-                              (x + 0.044715 * x * x * x)));
-    case Activation::kRelu2:
-      return x > 0 ? x * x : 0.0;
-  }
-  return x;
-}
-
-// log(1 + e^x). Above the threshold the result is x to f32 rounding; the references switch there.
-double Softplus(double x) { return x > 20.0 ? x : std::log1p(std::exp(x)); }
+// cap * tanh(x / cap), or x without a cap.
+double Capped(double cap, double x) { return cap > 0 ? cap * std::tanh(x / cap) : x; }
 
 // One token of the batch.
 struct Row {
@@ -121,6 +101,10 @@ class Interpreter : public HostExecutor {
     return program_.weights->vectors[static_cast<size_t>(id)].data();
   }
 
+  size_t VectorSize(VectorId id) const {
+    return program_.weights->vectors[static_cast<size_t>(id)].size();
+  }
+
   // Row `row` of a buffer, after the norm if there is one. Not rounded to f32 in between.
   std::vector<double> NormalizedRow(BufferId id, size_t row, const std::optional<RmsNorm>& norm) {
     return Normalized(RowOf(id, row), Width(id), norm);
@@ -132,11 +116,23 @@ class Interpreter : public HostExecutor {
     if (!norm) return out;
     const size_t size = out.size() / static_cast<size_t>(norm->groups);
     for (size_t begin = 0; begin < out.size(); begin += size) {
+      double mean = 0;
+      for (size_t i = begin; norm->centered && i < begin + size; ++i) {
+        mean += out[i] / static_cast<double>(size);
+      }
       double squares = 0;
-      for (size_t i = begin; i < begin + size; ++i) squares += out[i] * out[i];
+      for (size_t i = begin; i < begin + size; ++i) {
+        out[i] -= mean;
+        squares += out[i] * out[i];
+      }
       const double factor = 1.0 / std::sqrt(squares / static_cast<double>(size) + norm->eps);
       for (size_t i = begin; i < begin + size; ++i) {
-        out[i] *= factor * (norm->weight == kNoId ? 1.0f : Vector(norm->weight)[i]);
+        if (norm->weight == kNoId) {
+          out[i] *= factor;
+        } else {
+          out[i] *= factor * Vector(norm->weight)[i % VectorSize(norm->weight)];
+        }
+        if (norm->bias != kNoId) out[i] += Vector(norm->bias)[i];
       }
     }
     return out;
@@ -179,6 +175,9 @@ class Interpreter : public HostExecutor {
       float* out = RowOf(op.output, i);
       DequantizeRow(Matrix(op.embedding), rows_[i].token, out);
       for (int64_t k = 0; k < Width(op.output); ++k) out[k] *= op.scale;
+      const std::vector<double> normed = NormalizedRow(op.output, i, op.norm);
+      std::transform(normed.begin(), normed.end(), out,
+                     [](double x) { return static_cast<float>(x); });
     }
   }
 
@@ -191,16 +190,24 @@ class Interpreter : public HostExecutor {
         inputs.push_back(NormalizedRow(op.input, i, op.norm));
       }
     }
-    const std::vector<std::vector<double>> results = Apply(op.linear, inputs);
+    if (op.input_begin != -1) {
+      const int64_t cols = Matrix(op.linear.weight).cols;
+      for (std::vector<double>& x : inputs) {
+        x.erase(x.begin(), x.begin() + op.input_begin);
+        x.resize(static_cast<size_t>(cols));
+      }
+    }
+    std::vector<std::vector<double>> results = Apply(op.linear, inputs);
     for (size_t i = 0; i < results.size(); ++i) {
-      const std::vector<double>& y = results[i];
+      std::vector<double>& y = results[i];
+      for (size_t r = 0; op.addend != kNoId && r < y.size(); ++r) y[r] += RowOf(op.addend, i)[r];
       float* out = RowOf(op.output, i);
       const auto width = static_cast<size_t>(Width(op.output));
       const double gate = op.row_gate == kNoId ? 1.0 : Sigmoid(RowOf(op.row_gate, i)[0]);
       for (size_t r = 0; r < width; ++r) {
         switch (op.epilogue) {
           case Epilogue::kStore:
-            out[r] = static_cast<float>(op.scale * y[r]);
+            out[r] = static_cast<float>(Capped(op.cap, op.scale * y[r]));
             break;
           case Epilogue::kAdd:
             out[r] = static_cast<float>(out[r] + op.scale * y[r]);
@@ -209,9 +216,38 @@ class Interpreter : public HostExecutor {
             out[r] = static_cast<float>(gate * Activate(op.activation, y[r]) * y[width + r]);
             break;
           case Epilogue::kActivate:
-            out[r] = static_cast<float>(gate * Activate(op.activation, y[r]));
+            out[r] = static_cast<float>(
+                gate * Activate(op.activation, y[r]) *
+                (op.factor == kNoId ? 1.0f : RowOf(op.factor, i)[op.factor_column + r]));
             break;
         }
+      }
+    }
+  }
+
+  void Run(const UpdateOp& op) {
+    const auto at = [this](VectorId id, size_t k, double absent) {
+      return id == kNoId ? absent : static_cast<double>(Vector(id)[k]);
+    };
+    const double total = at(op.total, 0, 1);
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const std::vector<double> y = NormalizedRow(op.input, i, op.norm);
+      float* out = RowOf(op.output, i);
+      for (size_t k = 0; k < y.size(); ++k) {
+        double sum = op.scale * (y[k] + at(op.add_bias, k, 0)) * at(op.add_scale, k, 1);
+        if (op.keep != 0) {
+          sum += op.keep * (out[k] + at(op.keep_bias, k, 0)) * at(op.keep_scale, k, 1);
+        }
+        out[k] = static_cast<float>(total * sum);
+      }
+    }
+  }
+
+  void Run(const JoinOp& op) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      float* out = RowOf(op.output, i);
+      for (const BufferId input : op.inputs) {
+        out = std::copy(RowOf(input, i), RowOf(input, i) + Width(input), out);
       }
     }
   }
@@ -367,53 +403,191 @@ class Interpreter : public HostExecutor {
     }
   }
 
-  void Run(const AttentionOp& op) {
+  void Run(const HeadMixOp& op) {
     const Attention& a = op.mixer;
-    const int64_t q_width = a.heads * a.head_dim;
-    const int64_t kv_width = a.kv_heads * a.head_dim;
-    const int64_t page_positions = state_.layout().page_positions;
+    const HeadMixing& m = *a.mixing;
+    const int64_t q_width = a.q_width();
+    const int64_t channels = q_width + a.kv_width();
+    const int64_t half = a.kv_width() / 2;
+    const int64_t group = a.heads / a.kv_heads;
+    // Tokens of one sequence lie in order.
     for (size_t i = 0; i < rows_.size(); ++i) {
-      const Row& row = rows_[i];
-      std::vector<float> qkv(RowOf(op.input, i), RowOf(op.input, i) + q_width + 2 * kv_width);
-      if (!a.qk_norm_after_rope) NormHeads(a, qkv.data());
-      // q and k lie side by side: their heads are rotated alike.
-      if (a.rope) {
-        for (int64_t head = 0; head < a.heads + a.kv_heads; ++head) {
-          Rotate(*a.rope, row.position, qkv.data() + head * a.head_dim);
+      const float* in = RowOf(op.input, i);
+      float* out = RowOf(op.output, i);
+      float* window = state_.Recurrent(rows_[i].sequence, op.conv_state);
+      // Row `age` tokens ago; age 0 is this token's.
+      const auto row = [&](int64_t age) {
+        return age == 0 ? in : window + (m.past() - age) * channels;
+      };
+      const auto convolved = [&](int64_t c, int64_t age) {
+        double sum = Vector(m.conv_bias)[c];
+        for (int64_t t = 0; t < m.taps; ++t) {
+          sum += static_cast<double>(Vector(m.conv_weight)[t * channels + c]) *
+                 row(age + m.taps - 1 - t)[c];
         }
+        return sum;
+      };
+      const auto mean = [&](int64_t head, int64_t d) {
+        return (in[head * a.head_dim + d] + in[q_width + head / group * a.head_dim + d]) * 0.5;
+      };
+      for (int64_t c = 0; c < channels; ++c) {
+        const int64_t first = c / a.head_dim * a.head_dim;  // channel of its head
+        double sum = Vector(m.group_bias)[c];
+        for (int64_t t = 0; t < m.group_taps; ++t) {
+          for (int64_t j = 0; j < a.head_dim; ++j) {
+            sum += Vector(m.group_weight)[(t * a.head_dim + j) * channels + c] *
+                   convolved(first + j, m.group_taps - 1 - t);
+          }
+        }
+        if (c < q_width) {
+          sum += mean(c / a.head_dim, c % a.head_dim);
+        } else {
+          const int64_t kv_head = (c - q_width) / a.head_dim;
+          for (int64_t h = 0; h < group; ++h) {
+            sum += mean(kv_head * group + h, c % a.head_dim) / static_cast<double>(group);
+          }
+        }
+        out[c] = static_cast<float>(sum);
       }
-      if (a.qk_norm_after_rope) NormHeads(a, qkv.data());
-      const int64_t page = row.position / page_positions;
-      const int64_t slot = row.position % page_positions;
-      const float* k = qkv.data() + q_width;
-      std::copy(k, k + kv_width, state_.Keys(row.sequence, op.kv, page) + slot * kv_width);
-      std::copy(k + kv_width, k + 2 * kv_width,
-                state_.Values(row.sequence, op.kv, page) + slot * kv_width);
-      for (int64_t head = 0; head < a.heads; ++head) {
-        AttendHead(op, row, head, qkv.data() + head * a.head_dim,
-                   RowOf(op.output, i) + head * a.head_dim);
+      float* delayed = state_.Recurrent(rows_[i].sequence, op.value_state);
+      std::copy(in + channels, in + channels + half, out + channels);
+      std::copy(delayed, delayed + half, out + channels + half);
+      std::copy(in + channels + half, in + channels + 2 * half, delayed);
+      if (m.past() > 0) {
+        std::copy(window + channels, window + m.past() * channels, window);
+        std::copy(in, in + channels, window + (m.past() - 1) * channels);
       }
     }
   }
 
-  // The norms of q [heads * head_dim] and of k behind it, in place.
-  void NormHeads(const Attention& a, float* q) const {
-    if (a.q_norm) NormHeads(*a.q_norm, a.heads, a.head_dim, q);
-    if (a.k_norm) NormHeads(*a.k_norm, a.kv_heads, a.head_dim, q + a.heads * a.head_dim);
+  void Run(const TokenShiftOp& op) {
+    const auto width = static_cast<size_t>(Width(op.input));
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const std::vector<double> y = NormalizedRow(op.input, i, op.norm);
+      float* previous = state_.Recurrent(rows_[i].sequence, op.state);
+      float* out = RowOf(op.output, i);
+      for (int64_t part = 0; part < op.parts; ++part) {
+        const float* mix = Vector(op.mix) + static_cast<size_t>(part) * width;
+        for (size_t k = 0; k < width; ++k) {
+          *out++ = static_cast<float>(y[k] + mix[k] * (previous[k] - y[k]));
+        }
+      }
+      std::transform(y.begin(), y.end(), previous, [](double x) { return static_cast<float>(x); });
+    }
+  }
+
+  void Run(const RgLruOp& op) {
+    const RgLru& m = op.mixer;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      RgLruToken token;
+      token.x = RowOf(op.convolved, i);
+      token.y = RowOf(op.projected, i) + m.width;
+      token.first = rows_[i].position == 0;
+      token.input_weight = Vector(m.input_weight);
+      token.input_bias = Vector(m.input_bias);
+      token.recurrent_weight = Vector(m.recurrent_weight);
+      token.recurrent_bias = Vector(m.recurrent_bias);
+      token.decay = Vector(m.decay);
+      RgLruStep(m, token, state_.Recurrent(rows_[i].sequence, op.state), RowOf(op.output, i));
+    }
+  }
+
+  void Run(const Rwkv7Op& op) {
+    const Rwkv7& m = op.mixer;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      Rwkv7Inputs token;
+      token.r = RowOf(op.r, i);
+      token.k = RowOf(op.k, i);
+      token.decay = RowOf(op.decay, i);
+      token.rate = RowOf(op.rate, i);
+      token.key_scale = Vector(m.key_scale);
+      token.key_rate = Vector(m.key_rate);
+      token.bonus = Vector(m.bonus);
+      const float* v = RowOf(op.v, i);
+      token.v.assign(v, v + m.inner());
+      for (size_t c = 0; m.value_mix && c < token.v.size(); ++c) {
+        token.v[c] +=
+            Sigmoid(RowOf(op.value_mix, i)[c]) * (RowOf(op.first_value, i)[c] - token.v[c]);
+      }
+      const Rwkv7Answer answer = Rwkv7Step(m, token, state_.Recurrent(rows_[i].sequence, op.state));
+      float* out = RowOf(op.output, i);
+      std::transform(answer.y.begin(), answer.y.end(), out,
+                     [](double x) { return static_cast<float>(x); });
+      const std::vector<double> normed = Normalized(out, m.inner(), m.norm);
+      for (size_t c = 0; c < normed.size(); ++c) {
+        out[c] = static_cast<float>((normed[c] + answer.bonus[c]) * RowOf(op.gate, i)[c]);
+      }
+    }
+  }
+
+  void Run(const GatedDeltaOp& op) {
+    const GatedDelta& m = op.mixer;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const float* behind = RowOf(op.projected, i) + m.conv_channels();
+      GatedDeltaToken token;
+      token.qkv = RowOf(op.convolved, i);
+      token.beta = behind;
+      behind += m.value_heads;
+      token.decay = m.decay_proj ? RowOf(op.decay, i) : behind;
+      if (!m.decay_proj) behind += m.decay_rows();
+      token.gate = m.gate_proj ? RowOf(op.gate, i) : behind;
+      token.dt_bias = Vector(m.dt_bias);
+      token.a = Vector(m.a);
+      token.norm = Vector(m.norm.weight);
+      GatedDeltaStep(m, token, state_.Recurrent(rows_[i].sequence, op.state), RowOf(op.output, i));
+    }
+  }
+
+  void Run(const AttentionOp& op) {
+    const Attention& a = op.mixer;
+    const int64_t q_width = a.q_width();
+    const int64_t kv_width = a.kv_width();
+    const int64_t page_positions = state_.layout().page_positions;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const Row& row = rows_[i];
+      std::vector<float> q(RowOf(op.input, i), RowOf(op.input, i) + q_width);
+      PlaceHeads(a, a.q_norm, row.position, a.heads, q.data());
+      if (a.owns_kv()) {
+        const int64_t page = row.position / page_positions;
+        const int64_t slot = row.position % page_positions;
+        const float* k = RowOf(op.input, i) + q_width;
+        const float* v = a.values_from_keys ? k : k + kv_width;
+        float* keys = state_.Keys(row.sequence, op.kv, page) + slot * kv_width;
+        float* values = state_.Values(row.sequence, op.kv, page) + slot * kv_width;
+        std::copy(k, k + kv_width, keys);
+        PlaceHeads(a, a.k_norm, row.position, a.kv_heads, keys);
+        std::copy(v, v + kv_width, values);
+        if (a.v_norm) NormHeads(*a.v_norm, a.kv_heads, a.head_dim, values);
+      }
+      for (int64_t head = 0; head < a.heads; ++head) {
+        AttendHead(op, row, head, q.data() + head * a.head_dim,
+                   RowOf(op.output, i) + head * a.head_dim);
+      }
+      if (!a.output_gate) continue;
+      const float* gate = RowOf(op.input, i) + a.qkv_rows() - q_width;
+      for (int64_t c = 0; c < q_width; ++c) {
+        float& out = RowOf(op.output, i)[c];
+        out = static_cast<float>(out * Sigmoid(gate[c]));
+      }
+    }
+  }
+
+  // The norm and the rotation of q or k, in place.
+  void PlaceHeads(const Attention& a, const std::optional<RmsNorm>& norm, int64_t position,
+                  int64_t heads, float* x) const {
+    if (norm && !a.qk_norm_after_rope) NormHeads(*norm, heads, a.head_dim, x);
+    for (int64_t head = 0; a.rope && head < heads; ++head) {
+      Rotate(*a.rope, position, x + head * a.head_dim);
+    }
+    if (norm && a.qk_norm_after_rope) NormHeads(*norm, heads, a.head_dim, x);
   }
   void NormHeads(const RmsNorm& norm, int64_t heads, int64_t head_dim, float* x) const {
-    const auto width =
-        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size());
-    const int64_t part = width / norm.groups;
-    for (int64_t begin = 0; begin < heads * head_dim; begin += part) {
-      double squares = 0;
-      for (int64_t i = 0; i < part; ++i)
-        squares += static_cast<double>(x[begin + i]) * x[begin + i];
-      const double factor = 1.0 / std::sqrt(squares / static_cast<double>(part) + norm.eps);
-      for (int64_t i = 0; i < part; ++i) {
-        x[begin + i] =
-            static_cast<float>(x[begin + i] * factor * Vector(norm.weight)[(begin + i) % width]);
-      }
+    const int64_t width =
+        norm.weight == kNoId ? head_dim : static_cast<int64_t>(VectorSize(norm.weight));
+    for (int64_t begin = 0; begin < heads * head_dim; begin += width) {
+      const std::vector<double> normed = Normalized(x + begin, width, norm);
+      std::transform(normed.begin(), normed.end(), x + begin,
+                     [](double value) { return static_cast<float>(value); });
     }
   }
 
@@ -421,18 +595,20 @@ class Interpreter : public HostExecutor {
   static void Rotate(const Rope& rope, int64_t position, float* head) {
     const int64_t half = rope.rotary_dim / 2;
     for (int64_t i = 0; i < half; ++i) {
+      float& a = head[rope.interleaved ? 2 * i : i];
+      float& b = head[rope.interleaved ? 2 * i + 1 : i + half];
       const float angle =
           static_cast<float>(position) * rope.inverse_frequencies[static_cast<size_t>(i)];
       const double cosine = std::cos(static_cast<double>(angle));
       const double sine = std::sin(static_cast<double>(angle));
-      const double first = head[i];
-      const double second = head[i + half];
-      head[i] = static_cast<float>(first * cosine - second * sine);
-      head[i + half] = static_cast<float>(second * cosine + first * sine);
+      const double first = a;
+      const double second = b;
+      a = static_cast<float>(first * cosine - second * sine);
+      b = static_cast<float>(second * cosine + first * sine);
     }
   }
 
-  // softmax(scale * q . k) v over positions 0 .. row.position.
+  // softmax(scale * q . k) v over the positions up to row.position, in the window if there is one.
   void AttendHead(const AttentionOp& op, const Row& row, int64_t head, const float* q, float* out) {
     const Attention& a = op.mixer;
     const int64_t kv_head = head / (a.heads / a.kv_heads);
@@ -441,8 +617,9 @@ class Interpreter : public HostExecutor {
     const auto at = [&](float* page, int64_t position) {
       return page + (position % page_positions) * kv_width + kv_head * a.head_dim;
     };
+    const int64_t first = a.window > 0 ? std::max<int64_t>(0, row.position + 1 - a.window) : 0;
     std::vector<double> scores;
-    for (int64_t p = 0; p <= row.position; ++p) {
+    for (int64_t p = first; p <= row.position; ++p) {
       const float* k = at(state_.Keys(row.sequence, op.kv, p / page_positions), p);
       double dot = 0;
       for (int64_t d = 0; d < a.head_dim; ++d) dot += static_cast<double>(q[d]) * k[d];
@@ -450,11 +627,98 @@ class Interpreter : public HostExecutor {
     }
     SoftmaxInPlace(scores);
     std::vector<double> sum(static_cast<size_t>(a.head_dim), 0.0);
-    for (int64_t p = 0; p <= row.position; ++p) {
+    for (int64_t p = first; p <= row.position; ++p) {
       const float* v = at(state_.Values(row.sequence, op.kv, p / page_positions), p);
-      for (size_t d = 0; d < sum.size(); ++d) sum[d] += scores[static_cast<size_t>(p)] * v[d];
+      for (size_t d = 0; d < sum.size(); ++d)
+        sum[d] += scores[static_cast<size_t>(p - first)] * v[d];
     }
     std::transform(sum.begin(), sum.end(), out, [](double x) { return static_cast<float>(x); });
+  }
+
+  void Run(const HeadsLinearOp& op) {
+    for (size_t h = 0; h < op.matrices.size(); ++h) {
+      const WeightMatrix& matrix = Matrix(op.matrices[h]);
+      std::vector<std::vector<double>> inputs;
+      for (size_t i = 0; i < rows_.size(); ++i) {
+        const float* x = RowOf(op.input, i) + static_cast<int64_t>(h) * op.step;
+        inputs.emplace_back(x, x + matrix.cols);
+      }
+      const std::vector<std::vector<double>> results = Multiply(op.matrices[h], inputs);
+      for (size_t i = 0; i < rows_.size(); ++i) {
+        std::transform(results[i].begin(), results[i].end(),
+                       RowOf(op.output, i) + static_cast<int64_t>(h) * matrix.rows,
+                       [](double y) { return static_cast<float>(y); });
+      }
+    }
+  }
+
+  void Run(const LatentAttentionOp& op) {
+    const LatentAttention& a = op.mixer;
+    const int64_t page_positions = state_.layout().page_positions;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const Row& row = rows_[i];
+      const auto stored = [&](int64_t position) {
+        return state_.Keys(row.sequence, op.state, position / page_positions) +
+               position % page_positions * a.key_dim();
+      };
+      const float* kv = RowOf(op.kv, i);
+      float* own = stored(row.position);
+      const std::vector<double> c = Normalized(kv, a.latent, a.kv_norm);
+      std::transform(c.begin(), c.end(), own, [](double x) { return static_cast<float>(x); });
+      std::copy(kv + a.latent, kv + a.key_dim(), own + a.latent);
+      if (a.rope) Rotate(*a.rope, row.position, own + a.latent);
+      for (int64_t head = 0; head < a.heads; ++head) {
+        const float* qr = RowOf(op.query, i) + head * a.query_dim() + a.nope_dim;
+        std::vector<float> query(RowOf(op.absorbed, i) + head * a.latent,
+                                 RowOf(op.absorbed, i) + (head + 1) * a.latent);
+        query.insert(query.end(), qr, qr + a.rope_dim);
+        if (a.rope) Rotate(*a.rope, row.position, query.data() + a.latent);
+        std::vector<double> weights;
+        for (int64_t p = 0; p <= row.position; ++p) {
+          double dot = 0;
+          for (size_t d = 0; d < query.size(); ++d) {
+            dot += static_cast<double>(query[d]) * stored(p)[d];
+          }
+          weights.push_back(a.scale * dot);
+        }
+        SoftmaxInPlace(weights);
+        for (int64_t d = 0; d < a.latent; ++d) {
+          double sum = 0;
+          for (int64_t p = 0; p <= row.position; ++p) {
+            sum += weights[static_cast<size_t>(p)] * stored(p)[d];
+          }
+          RowOf(op.output, i)[head * a.latent + d] = static_cast<float>(sum);
+        }
+      }
+    }
+  }
+
+  void Run(const LightningOp& op) {
+    const LightningAttention& m = op.mixer;
+    // Tokens of one sequence lie in order.
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      float* state = state_.Recurrent(rows_[i].sequence, op.state);
+      float* out = RowOf(op.output, i);
+      for (int64_t head = 0; head < m.heads; ++head) {
+        const double decay = std::exp(-static_cast<double>(m.slopes[static_cast<size_t>(head)]));
+        const float* q = RowOf(op.input, i) + 3 * head * m.head_dim;
+        const float* k = q + m.head_dim;
+        const float* v = k + m.head_dim;
+        for (int64_t p = 0; p < m.head_dim; ++p) {
+          double y = 0;
+          for (int64_t n = 0; n < m.head_dim; ++n) {
+            float& h = state[(head * m.head_dim + n) * m.head_dim + p];
+            const double next = decay * h + static_cast<double>(k[n]) * v[p];
+            h = static_cast<float>(next);
+            y += q[n] * next;
+          }
+          out[head * m.head_dim + p] = static_cast<float>(y);
+        }
+      }
+      const std::vector<double> normed = NormalizedRow(op.output, i, m.norm);
+      std::transform(normed.begin(), normed.end(), out,
+                     [](double y) { return static_cast<float>(y); });
+    }
   }
 
   static void SoftmaxInPlace(std::vector<double>& values) {
@@ -511,8 +775,15 @@ class Interpreter : public HostExecutor {
       for (size_t expert : chosen) sum += scores[expert];
       float* out = RowOf(op.output, i);
       for (size_t j = 0; j < chosen.size(); ++j) {
+        if (static_cast<int64_t>(chosen[j]) >= op.experts) {
+          out[j] = 0;
+          out[chosen.size() + j] = 0;
+          continue;
+        }
         const double weight = scores[chosen[j]] / (op.routing.normalize ? sum : 1.0);
-        out[j] = static_cast<float>(op.routing.scale * weight);
+        const VectorId scales = op.routing.expert_scale;
+        out[j] = static_cast<float>(op.routing.scale * weight *
+                                    (scales == kNoId ? 1.0f : Vector(scales)[chosen[j]]));
         out[chosen.size() + j] = static_cast<float>(chosen[j]);
       }
     }
@@ -551,7 +822,7 @@ class Interpreter : public HostExecutor {
         for (size_t r = 0; r < sum.size(); ++r) sum[r] += weight * y[r];
       }
       for (size_t r = 0; r < sum.size(); ++r) {
-        out[r] = static_cast<float>(out[r] + op.scale * sum[r]);
+        out[r] = static_cast<float>((op.store ? 0.0f : out[r]) + op.scale * sum[r]);
       }
     }
   }

@@ -7,15 +7,34 @@
 // Op names, L being the layer number of the checkpoint:
 //   embed
 //   layers.L.attention.qkv    layers.L.attention.attend   layers.L.attention.o_proj
+//   layers.L.attention.mix (of q, k and v with mixing)
+//   layers.L.latent.q_a       layers.L.latent.q_b         layers.L.latent.kv_a
+//   layers.L.latent.absorb    layers.L.latent.attend      layers.L.latent.expand
+//   layers.L.latent.o_proj
+//   layers.L.lightning.qkv    layers.L.lightning.scan     layers.L.lightning.gate
+//   layers.L.lightning.out_proj
 //   layers.L.mamba2.in_proj   layers.L.mamba2.scan        layers.L.mamba2.out_proj
 //   layers.L.mamba1.in_proj   layers.L.mamba1.conv        layers.L.mamba1.x_proj
 //   layers.L.mamba1.scan      layers.L.mamba1.out_proj
 //   layers.L.mamba2.conv      layers.L.mamba2.selection (with a selection)
 //   layers.L.short_conv.in_proj  layers.L.short_conv.conv  layers.L.short_conv.out_proj
+//   layers.L.gated_delta.in_proj  layers.L.gated_delta.conv  layers.L.gated_delta.scan
+//   layers.L.gated_delta.out_proj, and with low ranks decay_down, decay_up, gate_down, gate_up
+//   layers.L.rg_lru.in_proj   layers.L.rg_lru.conv        layers.L.rg_lru.scan
+//   layers.L.rg_lru.out_proj
+//   layers.L.rwkv7.shift      layers.L.rwkv7.r (k, v)     layers.L.rwkv7.decay_down (rate, gate,
+//   layers.L.rwkv7.decay_up   layers.L.rwkv7.scan         value_mix)   layers.L.rwkv7.output
+//   layers.L.mlp.shift (with a shift_mix)
 //   layers.L.mlp.output_gate  layers.L.mlp.gate_up      layers.L.mlp.down
 //   layers.L.mlp.post_norm (of any mixer in a block with a post_norm)
 //   layers.L.moe.router       layers.L.moe.gate_up        layers.L.moe.down
+//   layers.L.moe.router_down  layers.L.moe.router_carry   layers.L.moe.router_fc1
+//   layers.L.moe.router_fc2   (with a router_mlp)
 //   head
+//   layers.L.KIND.adapter_a   layers.L.KIND.adapter_b     (before what they are added to)
+//   layers.L.residual.norm, layers.L.residual.update       (in a block with a rule of its own)
+//   layer_inputs.embed, layer_inputs.projection, layer_inputs.sum
+//   layers.L.join, layers.L.side.copy, layers.L.side.projection (what a block reads, when not x)
 // A second mixer of one kind in a layer is called mlp_2 and so on. Within a block every op that
 // reads the residual comes before the first that adds to it, since all mixers read the same x.
 #pragma once
@@ -40,11 +59,12 @@ struct Buffer {
   int64_t width = 0;
 };
 
-// x = scale * embedding[token].
+// x = scale * embedding[token], through the norm if there is one.
 struct EmbedOp {
   MatrixId embedding = kNoId;
   float scale = 1;
   BufferId output = kNoId;
+  std::optional<RmsNorm> norm = std::nullopt;
 };
 
 enum class Epilogue {
@@ -67,6 +87,21 @@ struct LinearOp {
   bool logits_rows_only = false;
   Activation activation = Activation::kSilu;
   BufferId row_gate = kNoId;  // optional: [1]
+  BufferId addend = kNoId;  // optional, as wide as y: added to y before an epilogue other than kAdd
+  // Optional (kActivate only): out is multiplied element by element with columns [factor_column,
+  // factor_column + width of out) of this buffer.
+  BufferId factor = kNoId;
+  int64_t factor_column = 0;
+  // Without a norm, the input may be columns of a wider buffer: as many as the matrix has, from
+  // this one on. -1: it is the whole buffer.
+  int64_t input_begin = -1;
+  float cap = 0;  // > 0 (kStore only): out becomes cap * tanh(out / cap)
+};
+
+// The inputs' rows side by side.
+struct JoinOp {
+  std::vector<BufferId> inputs;
+  BufferId output = kNoId;
 };
 
 // Everything between in_proj and the gated norm: conv window roll, conv, SiLU, dt, state update, C
@@ -102,6 +137,22 @@ struct Mamba1ScanOp {
   int ssm_state = -1;
 };
 
+// output = total * (keep * (output + keep_bias) * keep_scale + scale * (y + add_bias) * add_scale)
+// where y is the input or its norm, whose weight may be that of one group for all. Vectors that are
+// absent change nothing. With keep 0 the output need not have been written, and may be the input.
+struct UpdateOp {
+  BufferId input = kNoId;
+  std::optional<RmsNorm> norm;
+  VectorId add_bias = kNoId;
+  VectorId add_scale = kNoId;
+  float scale = 1;
+  float keep = 1;
+  VectorId keep_bias = kNoId;
+  VectorId keep_scale = kNoId;
+  VectorId total = kNoId;  // [1]
+  BufferId output = kNoId;
+};
+
 // output += scale * norm(input).
 struct NormAddOp {
   BufferId input = kNoId;
@@ -131,13 +182,99 @@ struct CausalConvOp {
   int conv_state = -1;  // index into StateLayout::recurrent: the last d_conv - 1 values of u
 };
 
-// Norms of q and k, RoPE, KV append, causal attention. input: q | k | v rows; output: [heads *
-// head_dim].
+// The mixing of q, k and v (plan.h). input: q | k | v1 | v2; output: q | k | v.
+struct HeadMixOp {
+  Attention mixer;
+  BufferId input = kNoId;
+  BufferId output = kNoId;
+  int conv_state = -1;  // indices into StateLayout::recurrent
+  int value_state = -1;
+};
+
+// Everything between the convolution and out_proj: norms of q and k, decay and beta, the state's
+// update and answer, the norm of each head and the gate. output: [value_heads * value_dim].
+struct GatedDeltaOp {
+  GatedDelta mixer;
+  BufferId projected = kNoId;  // in_proj rows
+  BufferId convolved = kNoId;  // q | k | v
+  BufferId decay = kNoId;      // [decay_rows()], with a decay_proj
+  BufferId gate = kNoId;       // [value_heads * value_dim], with a gate_proj
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::recurrent
+};
+
+// y = norm(input). Per part p: output[p] = y + mix[p] * (the previous token's y - y), of a
+// sequence's first token the previous y being 0. output: [parts * width].
+struct TokenShiftOp {
+  BufferId input = kNoId;
+  std::optional<RmsNorm> norm;
+  VectorId mix = kNoId;  // [parts, width]
+  int64_t parts = 1;
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::recurrent: the previous y
+};
+
+// Gates, state update and output gate. output: [width].
+struct RgLruOp {
+  RgLru mixer;
+  BufferId projected = kNoId;  // in_proj rows, for y
+  BufferId convolved = kNoId;  // [width]
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::recurrent
+};
+
+// Everything between the projections and output. Buffers are [inner()]; first_value is that of v of
+// the plan's first such mixer.
+struct Rwkv7Op {
+  Rwkv7 mixer;
+  BufferId r = kNoId;
+  BufferId k = kNoId;
+  BufferId v = kNoId;
+  BufferId decay = kNoId;
+  BufferId rate = kNoId;
+  BufferId gate = kNoId;
+  BufferId value_mix = kNoId;    // with a value_mix
+  BufferId first_value = kNoId;  // with a value_mix
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::recurrent
+};
+
+// Norms of q, k and v, RoPE, KV append, causal attention, the output gate. input: rows of qkv;
+// output: [heads * head_dim].
 struct AttentionOp {
   Attention mixer;
   BufferId input = kNoId;
   BufferId output = kNoId;
   int kv = -1;  // index into StateLayout::kv
+};
+
+// A matrix of its own for each head: head h reads columns [h * step, h * step + cols) of the input
+// row; output: [heads * rows].
+struct HeadsLinearOp {
+  BufferId input = kNoId;
+  int64_t step = 0;
+  std::vector<MatrixId> matrices;
+  BufferId output = kNoId;
+};
+
+// The norm of c, RoPE, append of c | kr, and causal attention of every head to them. output: per
+// head the weighed sum of c, [heads * latent].
+struct LatentAttentionOp {
+  LatentAttention mixer;
+  BufferId query = kNoId;     // rows of q_b, for qr
+  BufferId absorbed = kNoId;  // [heads * latent]
+  BufferId kv = kNoId;        // rows of kv_a
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::kv
+};
+
+// The recurrence of lightning attention and its norm. input: rows of qkv after the activation;
+// output: [heads * head_dim].
+struct LightningOp {
+  LightningAttention mixer;
+  BufferId input = kNoId;
+  BufferId output = kNoId;
+  int state = -1;  // index into StateLayout::recurrent
 };
 
 // Chooses experts. output: [2 * top_k]: weights, then expert indices as f32 (exact: experts <
@@ -166,7 +303,8 @@ struct ExpertGateUpOp {
   BufferId output = kNoId;
 };
 
-// out += scale * sum over chosen experts j of weight[j] * down_j input[j].
+// out += scale * sum over chosen experts j of weight[j] * down_j input[j]; with `store` it is that
+// sum.
 struct ExpertDownOp {
   BufferId input = kNoId;
   BufferId routing = kNoId;
@@ -175,10 +313,13 @@ struct ExpertDownOp {
   std::vector<MatrixId> down;
   float scale = 1;
   BufferId output = kNoId;
+  bool store = false;
 };
 
-using OpBody = std::variant<EmbedOp, LinearOp, NormAddOp, Mamba2Op, Mamba2SelectedOp, CausalConvOp,
-                            Mamba1ScanOp, AttentionOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
+using OpBody = std::variant<EmbedOp, LinearOp, JoinOp, UpdateOp, NormAddOp, Mamba2Op,
+                            Mamba2SelectedOp, CausalConvOp, Mamba1ScanOp, GatedDeltaOp,
+                            TokenShiftOp, RgLruOp, Rwkv7Op, HeadMixOp, AttentionOp, HeadsLinearOp,
+                            LatentAttentionOp, LightningOp, RouterOp, ExpertGateUpOp, ExpertDownOp>;
 
 // What one op costs when it runs over a batch.
 struct OpCost {
@@ -214,6 +355,7 @@ Program LowerPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<const BoundW
 //   embedding  only the rows of `tokens` tokens are read
 //   head       one row of logits per sequence
 //   Mamba      conv window and state are read and written once per sequence
+//   delta rule its state is read and written once per sequence
 //   conv       its window is read and written once per sequence
 //   attention  KV of the context is read once per sequence, KV of the new positions written once
 //   experts    as many distinct experts as `tokens` can choose at most

@@ -14,16 +14,31 @@ class Describe {
   explicit Describe(const Program& program) : program_(program) {}
 
   std::string operator()(const EmbedOp& op) const {
-    return "embed " + MatrixShape(op.embedding) + Scale(op.scale);
+    return "embed " + MatrixShape(op.embedding) + Scale(op.scale) + (op.norm ? ", norm" : "");
   }
   std::string operator()(const LinearOp& op) const {
     std::string text = Norm(op.norm) + "linear " + MatrixShape(op.linear.weight);
     if (op.linear.bias != kNoId) text += " + bias";
     if (op.linear.scaled()) text += ", rows scaled";
+    if (op.addend != kNoId) text += " + addend";
     if (op.epilogue == Epilogue::kAdd) text += ", add";
     if (op.epilogue == Epilogue::kGated) text += ", " + Activated(op.activation, true);
     if (op.epilogue == Epilogue::kActivate) text += ", " + Activated(op.activation, false);
     if (op.row_gate != kNoId) text += " * sigmoid(row gate)";
+    if (op.factor != kNoId) text += " * factor";
+    if (op.cap > 0) text += Concat(", cap ", op.cap);
+    return text + Scale(op.scale);
+  }
+  std::string operator()(const JoinOp& op) const {
+    return op.inputs.size() == 1 ? "copy" : Concat("join ", op.inputs.size(), " rows");
+  }
+  std::string operator()(const UpdateOp& op) const {
+    std::string text = Norm(op.norm);
+    if (op.add_bias != kNoId || op.add_scale != kNoId) text += "scaled channels, ";
+    text += op.keep == 0 ? "store" : "add";
+    if (op.keep != 0 && op.keep != 1) text += Concat(" to ", op.keep, " times");
+    if (op.keep_bias != kNoId || op.keep_scale != kNoId) text += " to scaled channels";
+    if (op.total != kNoId) text += ", scale all";
     return text + Scale(op.scale);
   }
   std::string operator()(const Mamba2Op& op) const {
@@ -53,11 +68,50 @@ class Describe {
     return Concat("mamba1 scan, inner ", m.inner, ", d_state ", m.d_state, ", dt_rank ", m.dt_rank,
                   normed ? ", normed" : "");
   }
+  std::string operator()(const HeadMixOp& op) const {
+    const Attention& a = op.mixer;
+    return Concat("mix heads, ", a.heads, " / ", a.kv_heads, " x ", a.head_dim, ", taps ",
+                  a.mixing->taps, " + ", a.mixing->group_taps);
+  }
+
+  std::string operator()(const TokenShiftOp& op) const {
+    return Norm(op.norm) + Concat("token shift, parts ", op.parts);
+  }
+  std::string operator()(const RgLruOp& op) const {
+    return Concat("rg-lru scan, heads ", op.mixer.heads, " x ", op.mixer.block(), ", gate ",
+                  ActivationName(op.mixer.gate_activation));
+  }
+  std::string operator()(const Rwkv7Op& op) const {
+    return Concat("rwkv7 scan, heads ", op.mixer.heads, " x ", op.mixer.head_dim,
+                  op.mixer.value_mix ? ", mixes the first v" : "");
+  }
+  std::string operator()(const GatedDeltaOp& op) const {
+    const GatedDelta& m = op.mixer;
+    return Concat("gated delta scan, heads ", m.key_heads, " / ", m.value_heads, ", ", m.key_dim,
+                  " x ", m.value_dim, ", decay per ", m.decay_per_channel ? "channel" : "head",
+                  ", gate ", ActivationName(m.gate_activation));
+  }
   std::string operator()(const AttentionOp& op) const {
     const Attention& a = op.mixer;
-    return Concat("attention, heads ", a.heads, " / ", a.kv_heads, " x ", a.head_dim,
-                  a.q_norm ? ", q norm" : "", a.k_norm ? ", k norm" : "", a.rope ? ", rope" : "",
-                  a.qk_norm_after_rope ? " before the norms" : "");
+    return Concat(
+        "attention, heads ", a.heads, " / ", a.kv_heads, " x ", a.head_dim,
+        a.q_norm ? ", q norm" : "", a.k_norm ? ", k norm" : "", a.v_norm ? ", v norm" : "",
+        a.rope ? ", rope" : "", a.qk_norm_after_rope ? " before the norms" : "",
+        a.window > 0 ? Concat(", window ", a.window) : std::string(),
+        a.values_from_keys ? ", values from keys" : "",
+        a.owns_kv() ? "" : ", shared keys and values", a.output_gate ? ", output gate" : "");
+  }
+  std::string operator()(const HeadsLinearOp& op) const {
+    return Concat("linear of each head, ", op.matrices.size(), " x ", FirstShape(op.matrices));
+  }
+  std::string operator()(const LatentAttentionOp& op) const {
+    const LatentAttention& a = op.mixer;
+    return Concat("latent attention, heads ", a.heads, ", latent ", a.latent, " + ", a.rope_dim,
+                  a.rope ? ", rope" : "");
+  }
+  std::string operator()(const LightningOp& op) const {
+    return Concat("lightning attention, heads ", op.mixer.heads, " x ", op.mixer.head_dim,
+                  ", norm after");
   }
   std::string operator()(const RouterOp& op) const {
     const Routing& r = op.routing;
@@ -65,14 +119,17 @@ class Describe {
         Norm(op.norm), "router, ", r.scores == RouterScores::kSigmoid ? "sigmoid, " : "",
         r.choice_bias != kNoId ? "choice bias, " : "", "top ", op.top_k, " of ", op.experts,
         r.top_groups < r.groups ? Concat(" in ", r.top_groups, " of ", r.groups, " groups")
-                                : std::string());
+                                : std::string(),
+        r.expert_scale != kNoId ? ", expert scale" : "",
+        r.idle > 0 ? Concat(", or ", r.idle, " idle") : std::string());
   }
   std::string operator()(const ExpertGateUpOp& op) const {
     return Norm(op.norm) + "experts " + FirstShape(op.gate_up) + ", " +
            Activated(op.activation, op.gated);
   }
   std::string operator()(const ExpertDownOp& op) const {
-    return "experts " + FirstShape(op.down) + ", weigh, add" + Scale(op.scale);
+    return "experts " + FirstShape(op.down) + (op.store ? ", weigh" : ", weigh, add") +
+           Scale(op.scale);
   }
 
  private:
@@ -80,8 +137,8 @@ class Describe {
     const WeightMatrix& matrix = program_.weights->matrices[static_cast<size_t>(id)];
     return Concat("[", matrix.rows, " x ", matrix.cols, "]");
   }
-  std::string FirstShape(const std::vector<MatrixId>& experts) const {
-    return experts.empty() ? "none" : MatrixShape(experts[0]);
+  std::string FirstShape(const std::vector<MatrixId>& matrices) const {
+    return matrices.empty() ? "none" : MatrixShape(matrices[0]);
   }
   static std::string Norm(const std::optional<RmsNorm>& norm) {
     if (!norm) return "";

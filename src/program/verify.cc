@@ -1,4 +1,6 @@
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 
 #include "core/error.h"
 #include "program/program.h"
@@ -27,14 +29,22 @@ class Verifier {
 
  private:
   void Check(const EmbedOp& op) {
-    const Plan& plan = *program_.plan;
-    Matrix(op.embedding, plan.vocab, plan.hidden, "embedding");
-    Write(op.output, plan.hidden);
+    const int64_t cols = SizeOf(op.embedding, "embedding").second;
+    Matrix(op.embedding, program_.plan->vocab, cols, "embedding");
+    Norm(op.norm, cols);
+    Write(op.output, cols);
   }
 
   void Check(const LinearOp& op) {
-    const int64_t cols = Read(op.input);
-    Norm(op.norm, cols);
+    const int64_t input_width = Read(op.input);
+    Norm(op.norm, input_width);
+    int64_t cols = input_width;
+    if (op.input_begin != -1) {
+      cols = SizeOf(op.linear.weight, "weight").second;
+      if (op.norm || op.input_begin < 0 || op.input_begin > input_width - cols) {
+        Bad("it reads columns outside its input");
+      }
+    }
     const int64_t rows = LinearRows(op.linear, cols, "weight");
     const bool gated = op.epilogue == Epilogue::kGated;
     const bool activates = gated || op.epilogue == Epilogue::kActivate;
@@ -44,6 +54,24 @@ class Verifier {
       if (!activates) Bad("only an activation takes a row gate");
       ReadWidth(op.row_gate, 1);
     }
+    if (op.addend != kNoId) {
+      if (op.epilogue == Epilogue::kAdd)
+        Bad("an addend does not go with an output that is added to");
+      if (op.addend == op.output) Bad("it writes to the buffer it reads");
+      if (op.scale != 1.0f || op.logits_rows_only) Bad("an addend needs scale 1 and all rows");
+      ReadWidth(op.addend, rows);
+    }
+    if (op.factor != kNoId) {
+      if (op.epilogue != Epilogue::kActivate)
+        Bad("only an activation without a gate takes a factor");
+      const int64_t width = Read(op.factor);
+      if (op.factor_column < 0 || rows > width || op.factor_column > width - rows) {
+        Bad("its factor lies outside of the buffer's columns");
+      }
+    }
+    if (op.cap < 0 || (op.cap > 0 && op.epilogue != Epilogue::kStore)) {
+      Bad("only an output that is stored has a cap, which is positive");
+    }
     if (op.logits_rows_only && op.output != program_.logits) {
       Bad("only the logits buffer may hold fewer rows than tokens");
     }
@@ -52,6 +80,33 @@ class Verifier {
       Read(op.output);
     }
     Write(op.output, gated ? rows / 2 : rows);
+  }
+
+  void Check(const JoinOp& op) {
+    int64_t width = 0;
+    for (const BufferId input : op.inputs) {
+      if (input == op.output) Bad("it writes to the buffer it reads");
+      width += Read(input);
+    }
+    Write(op.output, width);
+  }
+
+  void Check(const UpdateOp& op) {
+    const int64_t width = Read(op.input);
+    if (op.norm) {
+      NormGroups(*op.norm, width);
+      const int64_t size = op.norm->weight == kNoId ? width : VectorSize(op.norm->weight);
+      if (size != width && size * op.norm->groups != width) Bad("its norm does not fit its input");
+    }
+    for (const VectorId id : {op.add_bias, op.add_scale, op.keep_bias, op.keep_scale}) {
+      if (id != kNoId) Vector(id, width, "vector");
+    }
+    if (op.total != kNoId) Vector(op.total, 1, "total");
+    if (op.keep != 0) {
+      if (op.input == op.output) Bad("it adds to the buffer it reads");
+      Read(op.output);
+    }
+    Write(op.output, width);
   }
 
   void Check(const Mamba2Op& op) {
@@ -129,36 +184,140 @@ class Verifier {
     Write(op.output, m.inner);
   }
 
+  void Check(const HeadMixOp& op) {
+    const Attention& a = op.mixer;
+    if (!a.mixing) Bad("its mixer has no mixing");
+    const HeadMixing& m = *a.mixing;
+    const int64_t channels = a.q_width() + a.kv_width();
+    ReadWidth(op.input, a.qkv_rows());
+    Vector(m.conv_weight, m.taps * channels, "conv weight");
+    Vector(m.conv_bias, channels, "conv bias");
+    Vector(m.group_weight, m.group_taps * a.head_dim * channels, "group weight");
+    Vector(m.group_bias, channels, "group bias");
+    Recurrent(op.conv_state, {m.past(), channels}, "conv");
+    Recurrent(op.value_state, {a.kv_width() / 2}, "value");
+    if (op.input == op.output) Bad("it writes to the buffer it reads");
+    Write(op.output, a.qkv_rows());
+  }
+
+  void Check(const TokenShiftOp& op) {
+    const int64_t width = Read(op.input);
+    Norm(op.norm, width);
+    if (op.parts <= 0) Bad("it has no parts");
+    Vector(op.mix, op.parts * width, "mix");
+    Recurrent(op.state, {width}, "shift");
+    Write(op.output, op.parts * width);
+  }
+
+  void Check(const RgLruOp& op) {
+    const RgLru& m = op.mixer;
+    if (m.heads <= 0 || m.width % m.heads != 0) Bad("heads do not divide its width");
+    ReadWidth(op.projected, 2 * m.width);
+    ReadWidth(op.convolved, m.width);
+    Vector(m.input_weight, m.width * m.block(), "input weight");
+    Vector(m.input_bias, m.width, "input bias");
+    Vector(m.recurrent_weight, m.width * m.block(), "recurrent weight");
+    Vector(m.recurrent_bias, m.width, "recurrent bias");
+    Vector(m.decay, m.width, "decay");
+    Recurrent(op.state, {m.width}, "lru");
+    Write(op.output, m.width);
+  }
+
+  void Check(const Rwkv7Op& op) {
+    const Rwkv7& m = op.mixer;
+    for (BufferId id : {op.r, op.k, op.v, op.decay, op.rate, op.gate}) ReadWidth(id, m.inner());
+    if (m.value_mix) {
+      ReadWidth(op.value_mix, m.inner());
+      ReadWidth(op.first_value, m.inner());
+    }
+    Vector(m.key_scale, m.inner(), "key scale");
+    Vector(m.key_rate, m.inner(), "key rate");
+    Vector(m.bonus, m.inner(), "bonus");
+    Norm(m.norm, m.inner());
+    if (m.norm.groups != m.heads || m.norm.bias == kNoId) Bad("its norm is not one of each head");
+    Recurrent(op.state, {m.heads, m.head_dim, m.head_dim}, "wkv");
+    Write(op.output, m.inner());
+  }
+
+  void Check(const GatedDeltaOp& op) {
+    const GatedDelta& m = op.mixer;
+    if (m.key_heads <= 0 || m.value_heads % m.key_heads != 0)
+      Bad("value heads do not fit key heads");
+    ReadWidth(op.projected, m.in_proj_rows());
+    ReadWidth(op.convolved, m.conv_channels());
+    if (m.decay_proj) ReadWidth(op.decay, m.decay_rows());
+    if (m.gate_proj) ReadWidth(op.gate, m.values());
+    Vector(m.dt_bias, m.decay_rows(), "dt bias");
+    Vector(m.a, m.value_heads, "a");
+    Norm(m.norm, m.value_dim);
+    Recurrent(op.state, {m.value_heads, m.key_dim, m.value_dim}, "delta");
+    Write(op.output, m.values());
+  }
+
   void Check(const AttentionOp& op) {
     const Attention& a = op.mixer;
-    ReadWidth(op.input, (a.heads + 2 * a.kv_heads) * a.head_dim);
+    ReadWidth(op.input, a.qkv_rows());
     if (a.kv_heads <= 0 || a.heads % a.kv_heads != 0) Bad("kv_heads does not divide heads");
-    if (a.rope &&
-        (a.rope->rotary_dim > a.head_dim ||
-         2 * static_cast<int64_t>(a.rope->inverse_frequencies.size()) != a.rope->rotary_dim)) {
-      Bad("the rotary dimension does not fit");
-    }
+    if (a.rope) Rotation(*a.rope, a.head_dim);
     if (a.q_norm) HeadNorm(*a.q_norm, a.head_dim, a.heads);
     if (a.k_norm) HeadNorm(*a.k_norm, a.head_dim, a.kv_heads);
-    if (op.kv < 0 || op.kv >= static_cast<int>(program_.layout.kv.size())) {
-      Bad("it has no KV state");
+    if (a.v_norm) HeadNorm(*a.v_norm, a.head_dim, a.kv_heads);
+    if (a.window < 0) Bad("its window is negative");
+    // The one that owns the keys has to come first.
+    if (a.owns_kv()) {
+      kv_written_.insert(op.kv);
+    } else if (kv_written_.count(op.kv) == 0) {
+      Bad("its keys and values belong to no op before it");
     }
-    const KvState& kv = program_.layout.kv[static_cast<size_t>(op.kv)];
-    if (kv.kv_heads != a.kv_heads || kv.head_dim != a.head_dim) {
-      Bad("its KV state has another shape");
-    }
+    KeysAndValues(op.kv, a.kv_heads, a.head_dim, true);
     Write(op.output, a.heads * a.head_dim);
+  }
+
+  void Check(const HeadsLinearOp& op) {
+    const int64_t width = Read(op.input);
+    if (op.matrices.empty()) Bad("it has no heads");
+    const auto heads = static_cast<int64_t>(op.matrices.size());
+    const auto [rows, cols] = SizeOf(op.matrices.front(), "head matrix");
+    for (const MatrixId id : op.matrices) Matrix(id, rows, cols, "head matrix");
+    if (op.step < cols || op.step > width || width - cols < (heads - 1) * op.step) {
+      Bad("its heads read columns outside its input");
+    }
+    if (op.input == op.output) Bad("it writes to the buffer it reads");
+    Write(op.output, heads * rows);
+  }
+
+  void Check(const LatentAttentionOp& op) {
+    const LatentAttention& a = op.mixer;
+    ReadWidth(op.query, a.heads * a.query_dim());
+    ReadWidth(op.absorbed, a.heads * a.latent);
+    ReadWidth(op.kv, a.key_dim());
+    Norm(a.kv_norm, a.latent);
+    if (a.rope) Rotation(*a.rope, a.rope_dim);
+    KeysAndValues(op.state, 1, a.key_dim(), false);
+    Write(op.output, a.heads * a.latent);
+  }
+
+  void Check(const LightningOp& op) {
+    const LightningAttention& m = op.mixer;
+    ReadWidth(op.input, 3 * m.width());
+    Norm(m.norm, m.width());
+    if (static_cast<int64_t>(m.slopes.size()) != m.heads) Bad("its slopes are not one per head");
+    Recurrent(op.state, {m.heads, m.head_dim, m.head_dim}, "h");
+    Write(op.output, m.width());
   }
 
   void Check(const RouterOp& op) {
     const int64_t cols = Read(op.input);
     Norm(op.norm, cols);
-    if (LinearRows(op.router, cols, "router") != op.experts) Bad("router rows are not experts");
-    if (op.top_k <= 0 || op.top_k > op.experts) Bad("top_k is not between 1 and experts");
     const adder::Routing& r = op.routing;
-    if (r.choice_bias != kNoId) Vector(r.choice_bias, op.experts, "choice bias");
-    if (r.groups <= 0 || op.experts % r.groups != 0 || r.top_groups <= 0 ||
-        r.top_groups > r.groups) {
+    const int64_t classes = op.experts + r.idle;
+    if (r.idle < 0 || LinearRows(op.router, cols, "router") != classes) {
+      Bad("router rows are not experts");
+    }
+    if (op.top_k <= 0 || op.top_k > op.experts) Bad("top_k is not between 1 and experts");
+    if (r.choice_bias != kNoId) Vector(r.choice_bias, classes, "choice bias");
+    if (r.expert_scale != kNoId) Vector(r.expert_scale, classes, "expert scale");
+    if (r.groups <= 0 || classes % r.groups != 0 || r.top_groups <= 0 || r.top_groups > r.groups) {
       Bad("the groups of its experts do not fit");
     }
     Write(op.output, 2 * op.top_k);
@@ -177,8 +336,11 @@ class Verifier {
   void Check(const ExpertDownOp& op) {
     ReadWidth(op.input, op.top_k * op.intermediate);
     Routing(op.routing, op.top_k, op.down.size());
-    const int64_t rows = Read(op.output);
     if (op.input == op.output) Bad("it adds to the buffer it reads");
+    if (op.down.empty()) Bad("it has no experts");
+    const int64_t rows = SizeOf(op.down.front(), "expert down").first;
+    if (!op.store) Read(op.output);
+    Write(op.output, rows);
     for (MatrixId id : op.down) Matrix(id, rows, op.intermediate, "expert down");
   }
 
@@ -230,23 +392,25 @@ class Verifier {
   }
 
   void Matrix(MatrixId id, int64_t rows, int64_t cols, const char* what) const {
-    if (id < 0 || id >= static_cast<MatrixId>(program_.weights->matrices.size())) {
-      Bad("there is no matrix ", id, " for its ", what);
-    }
-    const WeightMatrix& matrix = program_.weights->matrices[static_cast<size_t>(id)];
-    if (matrix.rows != rows || matrix.cols != cols) {
-      Bad("its ", what, " is ", ShapeString({matrix.rows, matrix.cols}), " where ",
+    const auto [found_rows, found_cols] = SizeOf(id, what);
+    if (found_rows != rows || found_cols != cols) {
+      Bad("its ", what, " is ", ShapeString({found_rows, found_cols}), " where ",
           ShapeString({rows, cols}), " is needed");
     }
   }
 
+  // Rows and columns of a matrix.
+  std::pair<int64_t, int64_t> SizeOf(MatrixId id, const char* what) const {
+    if (id < 0 || id >= static_cast<MatrixId>(program_.weights->matrices.size())) {
+      Bad("there is no matrix ", id, " for its ", what);
+    }
+    const WeightMatrix& matrix = program_.weights->matrices[static_cast<size_t>(id)];
+    return {matrix.rows, matrix.cols};
+  }
+
   // Rows of a linear map over `cols` inputs.
   int64_t LinearRows(const Linear& linear, int64_t cols, const char* what) const {
-    if (linear.weight < 0 ||
-        linear.weight >= static_cast<MatrixId>(program_.weights->matrices.size())) {
-      Bad("there is no matrix ", linear.weight, " for its ", what);
-    }
-    const int64_t rows = program_.weights->matrices[static_cast<size_t>(linear.weight)].rows;
+    const int64_t rows = SizeOf(linear.weight, what).first;
     Matrix(linear.weight, rows, cols, what);
     if (linear.bias != kNoId) Vector(linear.bias, rows, "bias");
     int64_t scaled = 0;
@@ -264,6 +428,13 @@ class Verifier {
     if (found != size) Bad("its ", what, " has ", found, " elements where ", size, " are needed");
   }
 
+  int64_t VectorSize(VectorId id) const {
+    if (id < 0 || id >= static_cast<VectorId>(program_.weights->vectors.size())) {
+      Bad("there is no vector ", id, " for its norm");
+    }
+    return static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(id)].size());
+  }
+
   void Norm(const std::optional<RmsNorm>& norm, int64_t width) const {
     if (!norm) return;
     Vector(norm->weight, width, "norm weight");
@@ -278,18 +449,32 @@ class Verifier {
   }
 
   void NormGroups(const RmsNorm& norm, int64_t width) const {
+    if (norm.bias != kNoId) Vector(norm.bias, width, "norm bias");
     if (norm.groups <= 0 || width % norm.groups != 0) Bad("norm groups do not divide its input");
   }
 
   // One weight for each head alone, or one for all heads together.
   void HeadNorm(const RmsNorm& norm, int64_t head_dim, int64_t heads) const {
-    const bool known =
-        norm.weight >= 0 && norm.weight < static_cast<VectorId>(program_.weights->vectors.size());
-    const bool each =
-        known &&
-        static_cast<int64_t>(program_.weights->vectors[static_cast<size_t>(norm.weight)].size()) ==
-            head_dim;
-    Norm(norm, each ? head_dim : heads * head_dim);
+    if (norm.weight == kNoId) return NormGroups(norm, head_dim);
+    Norm(norm, VectorSize(norm.weight) == head_dim ? head_dim : heads * head_dim);
+  }
+
+  // A rotary embedding of heads of `head_dim` elements.
+  void Rotation(const Rope& rope, int64_t head_dim) const {
+    if (rope.rotary_dim > head_dim ||
+        2 * static_cast<int64_t>(rope.inverse_frequencies.size()) != rope.rotary_dim) {
+      Bad("the rotary dimension does not fit");
+    }
+  }
+
+  void KeysAndValues(int index, int64_t kv_heads, int64_t head_dim, bool has_values) const {
+    if (index < 0 || index >= static_cast<int>(program_.layout.kv.size())) {
+      Bad("it has no KV state");
+    }
+    const KvState& kv = program_.layout.kv[static_cast<size_t>(index)];
+    if (kv.kv_heads != kv_heads || kv.head_dim != head_dim || kv.has_values != has_values) {
+      Bad("its KV state has another shape");
+    }
   }
 
   void Recurrent(int index, const Shape& shape, const char* what) const {
@@ -311,6 +496,7 @@ class Verifier {
   const Program& program_;
   std::vector<bool> written_;
   std::unordered_map<BufferId, int64_t> experts_;  // of the router that wrote the buffer
+  std::unordered_set<int> kv_written_;             // KV states whose owner came
   const Op* op_ = nullptr;
 };
 

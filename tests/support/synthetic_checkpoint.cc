@@ -96,6 +96,78 @@ constexpr const char* kSelectedMamba2 = R"({
   "num_key_value_heads": 2, "mamba_num_heads": 5, "mamba_d_state": 24, "mamba_d_conv": 4,
   "mamba_step": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": false)";
 
+// Queries without a low rank; the second layer has experts.
+constexpr const char* kLatentAttention = R"({
+  "model_type": "glm4_moe_lite", "vocab_size": 145, "hidden_size": 64, "num_hidden_layers": 3,
+  "intermediate_size": 96, "num_attention_heads": 3, "kv_lora_rank": 64, "q_lora_rank": null,
+  "qk_nope_head_dim": 32, "qk_rope_head_dim": 20, "v_head_dim": 24, "rope_theta": 5000,
+  "mlp_layer_types": ["dense", "sparse", "dense"], "n_routed_experts": 6, "n_shared_experts": 1,
+  "num_experts_per_tok": 3, "moe_intermediate_size": 32, "attention_bias": true,
+  "rms_norm_eps": 1e-5, "tie_word_embeddings": false)";
+
+// Adapters of q, k and v too, biases, and a block that two layers share.
+constexpr const char* kSharedBlocks = R"({
+  "model_type": "zamba2", "vocab_size": 146, "hidden_size": 64, "num_hidden_layers": 2,
+  "layers_block_type": ["hybrid", "hybrid"], "num_mem_blocks": 1,
+  "intermediate_size": 96, "num_attention_heads": 4, "adapter_rank": 32, "use_mem_rope": true,
+  "use_shared_attention_adapter": true, "add_bias_linear": true, "n_mamba_heads": 8,
+  "mamba_d_state": 16, "mamba_ngroups": 2, "mamba_d_conv": 4, "time_step_limit": [0.02, 0.9],
+  "rms_norm_eps": 1e-5, "tie_word_embeddings": false)";
+
+// A window shorter than the prompts, shared keys, inputs of every layer.
+constexpr const char* kLayerInputs = R"({
+  "model_type": "gemma4_text", "vocab_size": 136, "hidden_size": 64, "num_hidden_layers": 5,
+  "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                  "sliding_attention", "full_attention"],
+  "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+  "global_head_dim": 40, "sliding_window": 5, "num_kv_shared_layers": 2,
+  "use_double_wide_mlp": true, "hidden_size_per_layer_input": 32,
+  "vocab_size_per_layer_input": 136, "final_logit_softcapping": 3, "tie_word_embeddings": true)";
+
+// Experts beside an MLP, values that are keys.
+constexpr const char* kBranchNorms = R"({
+  "model_type": "gemma4_text", "vocab_size": 139, "hidden_size": 64, "num_hidden_layers": 2,
+  "layer_types": ["sliding_attention", "full_attention"], "intermediate_size": 96,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "num_global_key_value_heads": 1,
+  "head_dim": 16, "global_head_dim": 32, "sliding_window": 9, "attention_k_eq_v": true,
+  "hidden_size_per_layer_input": 0, "enable_moe_block": true, "num_experts": 6,
+  "top_k_experts": 3, "moe_intermediate_size": 32, "tie_word_embeddings": true)";
+
+// Residuals that are weighed, heads that do not fill whole vectors.
+constexpr const char* kLightning = R"({
+  "model_type": "minimax", "vocab_size": 141, "hidden_size": 64, "num_hidden_layers": 3,
+  "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+  "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+  "rotary_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2,
+  "linear_attn_alpha_factor": 1.2, "linear_attn_beta_factor": 0.9, "mlp_alpha_factor": 0.8,
+  "mlp_beta_factor": 1.1, "rms_norm_eps": 1e-5, "tie_word_embeddings": false)";
+
+// Three taps, a window shorter than the prompts, heads that do not fill whole vectors.
+constexpr const char* kMixedHeads = R"({
+  "model_type": "zaya", "vocab_size": 137, "hidden_size": 64, "num_hidden_layers": 3,
+  "layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "sliding_window": 6,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20, "cca_time0": 3,
+  "cca_time1": 2, "num_experts": 5, "num_experts_per_tok": 1, "moe_intermediate_size": 32,
+  "router_hidden_size": 40, "rms_norm_eps": 1e-5, "tie_word_embeddings": true)";
+
+// Two value heads to a key head, sizes of keys and values apart; attention gated.
+constexpr const char* kQwenNext = R"({
+  "model_type": "qwen3_next", "vocab_size": 136, "hidden_size": 64, "num_hidden_layers": 3,
+  "full_attention_interval": 2, "intermediate_size": 96, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "head_dim": 24, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+  "rope_theta": 10000, "partial_rotary_factor": 0.25, "linear_num_key_heads": 3,
+  "linear_num_value_heads": 6, "linear_key_head_dim": 20, "linear_value_head_dim": 12,
+  "linear_conv_kernel_dim": 3, "num_experts": 5, "num_experts_per_tok": 2,
+  "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "mlp_only_layers": [1],
+  "tie_word_embeddings": false)";
+
+// Low ranks that groups divide, so that every projection is quantised.
+constexpr const char* kRwkv7 = R"({
+  "model_type": "rwkv7", "vocab_size": 133, "hidden_size": 96, "intermediate_size": 160,
+  "num_hidden_layers": 3, "head_dim": 24, "norm_eps": 1e-5, "a_low_rank_dim": 32,
+  "decay_low_rank_dim": 64, "gate_low_rank_dim": 96, "v_low_rank_dim": 32,
+  "tie_word_embeddings": true)";
+
 std::string Config(const char* base, const char* dtype, const char* quantization = nullptr) {
   std::string text = std::string(base) + ", \"torch_dtype\": \"" + dtype + "\"";
   if (quantization != nullptr) text += std::string(", \"quantization\": ") + quantization;
@@ -165,7 +237,8 @@ class CheckpointMaker {
     } else if (ends_with("dt_bias") || ends_with("dt_proj.bias")) {
       offset = -1.0f;
       amplitude = 1.0f;
-    } else if (ends_with(".D") || part.tensor.find("norm") != std::string::npos) {
+    } else if (ends_with(".D") || ends_with(".temp") || ends_with("scale") ||
+               ends_with("layer_scalar") || part.tensor.find("norm") != std::string::npos) {
       offset = 1.0f;
     } else if (ends_with("conv1d.weight") || ends_with("conv.weight")) {
       amplitude = 0.8f;
@@ -251,7 +324,30 @@ const std::vector<SyntheticModel>& SyntheticModels() {
       {"synthetic_selected_mamba2_f32", Config(kSelectedMamba2, "float32"), false},
       {"synthetic_selected_mamba2_8bit",
        Config(kSelectedMamba2, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
+      {"synthetic_latent_bf16", Config(kLatentAttention, "bfloat16"), false},
+      {"synthetic_latent_4bit",
+       Config(kLatentAttention, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_shared_blocks_f32", Config(kSharedBlocks, "float32"), false},
+      {"synthetic_shared_blocks_8bit",
+       Config(kSharedBlocks, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
+      {"synthetic_layer_inputs_bf16", Config(kLayerInputs, "bfloat16"), false},
+      {"synthetic_layer_inputs_8bit",
+       Config(kLayerInputs, "bfloat16", R"({"bits": 8, "group_size": 32})"), true},
+      {"synthetic_branch_norms_f32", Config(kBranchNorms, "float32"), false},
+      {"synthetic_branch_norms_4bit",
+       Config(kBranchNorms, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_lightning_f32", Config(kLightning, "float32"), false},
+      {"synthetic_lightning_4bit",
+       Config(kLightning, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_mixed_heads_f32", Config(kMixedHeads, "float32"), false},
+      {"synthetic_mixed_heads_4bit",
+       Config(kMixedHeads, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
       {"synthetic_llama_bf16", Config(kLlama, "bfloat16"), false},
+      {"synthetic_qwen3_next_f32", Config(kQwenNext, "float32"), false},
+      {"synthetic_qwen3_next_4bit",
+       Config(kQwenNext, "bfloat16", R"({"bits": 4, "group_size": 32})"), true},
+      {"synthetic_rwkv7_4bit", Config(kRwkv7, "bfloat16", R"({"bits": 4, "group_size": 32})"),
+       true},
       {"synthetic_qwen3_moe_f32", Config(kQwenMoe, "float32"), false},
       {"synthetic_qwen3_moe_4bit", Config(kQwenMoe, "bfloat16", R"({"bits": 4, "group_size": 32})"),
        true},
@@ -266,7 +362,9 @@ void WriteSyntheticCheckpoint(const SyntheticModel& model, const std::filesystem
   const Plan plan = FindFamily(object).build(object, TensorNames::Planned(model.mlx));
   CheckpointMaker maker(config, model.mlx);
   for (const MatrixRef& matrix : plan.matrices) {
-    for (const MatrixPart& part : matrix.parts) maker.AddModule(part, matrix.cols);
+    for (const MatrixPart& part : matrix.parts) {
+      maker.AddModule(part, part.transposed ? matrix.rows : matrix.cols);
+    }
   }
   for (const VectorRef& vector : plan.vectors) {
     for (const VectorPart& part : vector.parts) maker.AddVector(part);

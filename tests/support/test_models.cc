@@ -28,9 +28,11 @@ bool IsImplemented(const std::string& family) {
 
 std::vector<TestModel> FindKitModels() {
   std::vector<TestModel> models;
-  for (const char* layout : {"models", "mlx"}) {
+  // The kit's, and those of families that it lacks.
+  const fs::path own = ADDER_SOURCE_DIR "/tests/cases";
+  for (const fs::path& folder : {ConformanceKit() / "models", ConformanceKit() / "mlx", own}) {
     std::error_code missing;
-    for (const auto& entry : fs::directory_iterator(ConformanceKit() / layout, missing)) {
+    for (const auto& entry : fs::directory_iterator(folder, missing)) {
       if (!fs::exists(entry.path() / "case.json")) continue;
       const Json description = ReadJsonFile(entry.path() / "case.json");
       if (IsImplemented(description.at("family"))) {

@@ -23,7 +23,8 @@ struct TestModel {
 // For GoogleTest's messages.
 std::ostream& operator<<(std::ostream& out, const TestModel& model);
 
-// Cases of the kit whose family is implemented, in order of name; nothing without the kit.
+// Cases of the kit whose family is implemented, and those of families that it lacks
+// (tests/cases), in order of name.
 const std::vector<TestModel>& KitModels();
 // The demo model, when it is there: $ADDER_DEMO_MODEL, or models/demo of the repository.
 const std::vector<TestModel>& DemoModels();

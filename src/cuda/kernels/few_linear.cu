@@ -8,22 +8,18 @@
 // In streams: each warp goes over whole tiles, a grid apart, and finishes them itself; no further
 // barrier.
 //
-// Operands are those of one token's kernel (see matvec_phases.cuh) but for their columns: quantised
-// weights meet 16-bit integers, whose high and low bytes are multiplied apart, all tokens at once;
-// sums of a chunk (where scales are one per 32 columns: of its halves) are scaled as they come.
-// Weights in floating point meet activations split into two bf16 numbers.
+// few_phases.cuh says what operands are.
 //
 // Ownership: blockIdx.y owns `places` tokens. In blocks, blockIdx.x owns row_warps tiles and column
 // warp w the chunks from w * warp_chunks on; in streams, warp i of the grid owns tiles i, i + warps
 // of the grid, ... A warp reads only weights that it copied itself.
 // Precondition: the input's rows begin on 16-byte boundaries, and so does the norm's weight.
+#include "cuda/kernels/few_linear.h"
+
 #include <algorithm>
 
-#include "core/error.h"
-#include "cuda/kernels/few_linear.h"
+#include "cuda/kernels/few_phases.cuh"
 #include "cuda/kernels/launch.cuh"
-#include "cuda/kernels/matvec.h"
-#include "cuda/kernels/matvec_phases.cuh"
 
 namespace adder::cuda {
 namespace {
@@ -49,13 +45,11 @@ enum class FewWalk {
   kStream,  // all of many tiles, through a ring
 };
 
-// Bytes of an operand of one token and chunk.
-constexpr int OperandBytes(WeightFormat format) { return (IsQuantized(format) ? 2 : 4) * 64; }
-
 // Where a block's shared memory has what follows its weights [warps][slots]; bytes.
 struct FewLayout {
   int operands;  // [chunk][high, low (, of 32 columns)][place][64 bytes]
-  int units;     // [chunk][groups][pair of places]: two units of integers, two sums
+  int units;     // [chunk][place], of integers
+  int sums;      // [chunk][groups][place], of integers
   int norm;      // [chunks * 64], the norm's weight
   int squares;   // [place][kMostWarps], of each preparing warp
   int factors;   // [place], the norm's
@@ -73,198 +67,7 @@ struct FewParams {
   float inverse_cols;
 };
 
-// As MmaInteger, for 16 columns.
-__device__ __forceinline__ void MmaHalf(int (&c)[4], unsigned a0, unsigned a1, unsigned b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-      "{%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(b));
-}
-
-// The operands that lane t of a quad has of a token and chunk: its columns 8 t + i and 32 + 8 t + i
-// (see packed_matrix.h), x[i] and x[8 + i].
-struct Integers {
-  uint4 high;
-  uint4 low;
-  float largest;
-  int sums[2];  // of the quad's integers, of 32 columns each
-};
-
-template <WeightFormat F>
-__device__ __forceinline__ Integers MakeIntegers(const float (&x)[16]) {
-  Integers result;
-  float most[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    most[i] = MaxOrNan(MaxOrNan(fabsf(x[i]), fabsf(x[i + 4])),
-                       MaxOrNan(fabsf(x[i + 8]), fabsf(x[i + 12])));
-  }
-  float largest =
-      MaxOrNan(MaxOrNan(MaxOrNan(most[0], most[1]), MaxOrNan(most[2], most[3])), 1e-30f);
-  largest = MaxOrNan(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-  largest = MaxOrNan(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-  result.largest = largest;
-  float multiplier;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(multiplier) : "f"(largest));
-  multiplier *= kLargestQuantized;
-  // 1.5 * 2^23 + 128 + q has q + 128 in its lower bits: byte 1 is the high byte, and byte 0 the low
-  // one with its sign bit flipped.
-  constexpr float kRound = 12582912.0f + 128.0f;
-  constexpr unsigned kRoundBits = 0x4b400000u + 128u;
-  const auto pack = [&](const unsigned(&q)[8], int a, int b, int c, int d, unsigned& high,
-                        unsigned& low) {
-    const unsigned first = __byte_perm(q[a], q[b], 0x5140u);
-    const unsigned second = __byte_perm(q[c], q[d], 0x5140u);
-    high = __byte_perm(first, second, 0x7632u);
-    low = __byte_perm(first, second, 0x5410u) ^ 0x80808080u;
-  };
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    unsigned q[8];
-    unsigned sum = 0u - 8u * kRoundBits;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      q[i] = __float_as_uint(fmaf(x[8 * h + i], multiplier, kRound));
-      sum += q[i];
-    }
-    if constexpr (F == WeightFormat::kQ4) {
-      pack(q, 0, 4, 1, 5, h == 0 ? result.high.x : result.high.y,
-           h == 0 ? result.low.x : result.low.y);
-      pack(q, 2, 6, 3, 7, h == 0 ? result.high.z : result.high.w,
-           h == 0 ? result.low.z : result.low.w);
-    } else {
-      pack(q, 0, 1, 2, 3, h == 0 ? result.high.x : result.high.z,
-           h == 0 ? result.low.x : result.low.z);
-      pack(q, 4, 5, 6, 7, h == 0 ? result.high.y : result.high.w,
-           h == 0 ? result.low.y : result.low.w);
-    }
-    result.sums[h] = static_cast<int>(sum);
-  }
-  return result;
-}
-
-// acc += a chunk of a tile times eight tokens, in the layout of products: rows g, g + 8 and places
-// 2 t, 2 t + 1. `own` and `units` are the chunk's, from this lane's place and pair on.
-template <WeightFormat F, bool kWide>
-__device__ __forceinline__ void MultiplyChunk(const unsigned char* weights, const uint4* own,
-                                              const float4* units, int places, int lane,
-                                              ScaleFormat format, float (&acc)[4]) {
-  const uint4* data = reinterpret_cast<const uint4*>(weights) + lane;
-  if constexpr (!IsQuantized(F)) {
-    unsigned b[2][4][2];
-#pragma unroll
-    for (int rest = 0; rest < 2; ++rest) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint4 word = own[(2 * rest + h) * places * 4];
-        b[rest][2 * h][0] = word.x, b[rest][2 * h][1] = word.y;
-        b[rest][2 * h + 1][0] = word.z, b[rest][2 * h + 1][1] = word.w;
-      }
-    }
-    uint4 raw[LoadsOf(F)];
-#pragma unroll
-    for (int i = 0; i < LoadsOf(F); ++i) raw[i] = data[i * 32];
-    float rest[4] = {};
-#pragma unroll
-    for (int part = 0; part < Fragment<F>::kParts; ++part) {
-      unsigned a[4][4];
-      Fragment<F>::template Expand<false>(raw, part, a);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        Mma(acc, a[i], b[0][i]);
-        Mma(rest, a[i], b[1][i]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc[i] += rest[i];
-  } else {
-    constexpr int kGroups = kWide ? 2 : 1;
-    const uint4 high = own[0];
-    const uint4 low = own[places * 4];
-    int whole[kGroups][4] = {};
-    int rest[kGroups][4] = {};
-    if constexpr (F == WeightFormat::kQ4) {
-      constexpr unsigned kMask = 0x0f0f0f0fu;
-      const uint4 w = data[0];
-      const uint4 a = make_uint4(w.x & kMask, w.y & kMask, w.z & kMask, w.w & kMask);
-      const uint4 b =
-          make_uint4(w.x >> 4 & kMask, w.y >> 4 & kMask, w.z >> 4 & kMask, w.w >> 4 & kMask);
-      if constexpr (kWide) {
-        MmaHalf(whole[0], a.x, a.y, high.x);
-        MmaHalf(whole[1], a.z, a.w, high.y);
-        MmaHalf(rest[0], a.x, a.y, low.x);
-        MmaHalf(rest[1], a.z, a.w, low.y);
-        MmaHalf(whole[0], b.x, b.y, high.z);
-        MmaHalf(whole[1], b.z, b.w, high.w);
-        MmaHalf(rest[0], b.x, b.y, low.z);
-        MmaHalf(rest[1], b.z, b.w, low.w);
-      } else {
-        MmaInteger(whole[0], a.x, a.y, a.z, a.w, high.x, high.y);
-        MmaInteger(rest[0], a.x, a.y, a.z, a.w, low.x, low.y);
-        MmaInteger(whole[0], b.x, b.y, b.z, b.w, high.z, high.w);
-        MmaInteger(rest[0], b.x, b.y, b.z, b.w, low.z, low.w);
-      }
-    } else {
-      // A load is half a chunk.
-      const uint4 a = data[0];
-      const uint4 b = data[32];
-      MmaInteger(whole[0], a.x, a.y, a.z, a.w, high.x, high.y);
-      MmaInteger(rest[0], a.x, a.y, a.z, a.w, low.x, low.y);
-      MmaInteger(whole[kGroups - 1], b.x, b.y, b.z, b.w, high.z, high.w);
-      MmaInteger(rest[kGroups - 1], b.x, b.y, b.z, b.w, low.z, low.w);
-    }
-    const unsigned char* scales = weights + LoadsOf(F) * 512;
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const float4 unit = units[group * (places / 2)];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float2 pair = WeightSpan<F, kWide>::ScaleAndBias(
-            scales, group * kTileRows + lane / 4 + 8 * r, format);
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int i = 2 * r + c;
-          const float product = static_cast<float>(whole[group][i] * 256 + rest[group][i]);
-          acc[i] = fmaf(pair.x * (c == 0 ? unit.x : unit.y), product,
-                        fmaf(pair.y, c == 0 ? unit.z : unit.w, acc[i]));
-        }
-      }
-    }
-  }
-}
-
-// Where outputs are, and what is done to whole sums `y` (and `up`) times the norm's factor.
-template <bool kRoutes>
-struct FewOutputs {
-  bool gated;
-  bool adds;
-  float scale;
-  float* values;
-  int stride;
-  int rows;
-
-  __device__ __forceinline__ FewOutputs(const LinearParams& p, int first_token)
-      : gated(p.epilogue == LinearEpilogue::kSiluMul),
-        adds(p.epilogue == LinearEpilogue::kAdd),
-        scale(p.scale) {
-    rows = gated ? p.matrix.rows / 2 : p.matrix.rows;
-    stride = kRoutes ? p.matrix.rows : p.output_stride;
-    values = (kRoutes ? p.scores : p.output) + static_cast<long long>(first_token) * stride;
-  }
-  __device__ __forceinline__ float* At(int place, int row) const {
-    return values + static_cast<long long>(place) * stride + row;
-  }
-  __device__ __forceinline__ void Store(float* to, float y, float up, float old) const {
-    if constexpr (kRoutes) {
-      __stcg(to, y);
-    } else {
-      *to = gated ? FastSilu(y) * up : fmaf(scale, y, old);
-    }
-  }
-};
-
-template <WeightFormat F, bool kWide, FewWalk kWalk, bool kNorm, bool kRoutes>
+template <WeightFormat F, bool kWide, FewWalk kWalk, bool kRoutes>
 __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
     FewLinearKernel(const __grid_constant__ FewParams params) {
   constexpr int kLoads = LoadsOf(F);
@@ -286,8 +89,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
   const int places = 1 << token_bits;
   const int first_token = static_cast<int>(blockIdx.y) * places;
   const int tokens = min(places, p.tokens - first_token);
+  const bool has_norm = p.norm_weight != nullptr;
   // In blocks the last warp finds the norm's factors instead of preparing and multiplying.
-  const int preparers = warps - (kNorm && !kStream ? 1 : 0);
+  const int preparers = warps - (has_norm && !kStream ? 1 : 0);
 
   const int row_warp = kStream ? warp : warp / params.column_warps;
   const int column_warp = kStream ? 0 : warp - row_warp * params.column_warps;
@@ -303,11 +107,12 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
   unsigned char* weights = bytes + warp * held * kUnit;
   unsigned char* operands = bytes + layout.operands;
   float* units = reinterpret_cast<float*>(bytes + layout.units);
+  float* sums = reinterpret_cast<float*>(bytes + layout.sums);
   float* norm = reinterpret_cast<float*>(bytes + layout.norm);
   float* squares = reinterpret_cast<float*>(bytes + layout.squares);
   float* factors = reinterpret_cast<float*>(bytes + layout.factors);
 
-  if constexpr (kNorm) {
+  if (has_norm) {
 #pragma unroll 1
     for (int col = 4 * thread; col < m.chunks * kChunkCols; col += 4 * blockDim.x) {
       if (col < m.cols) {
@@ -382,7 +187,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
   const int pass_chunks = 8 >> token_bits;
   const int of_pass = lane / 4 >> token_bits;
   const int token = first_token + min(place, tokens - 1);
-  const float* from = p.input + static_cast<long long>(token) * p.input_stride + 8 * part;
+  const float* from = p.input + 8 * part;
   ReadyBeforeWait(from);
   ReadyBeforeWait(p.input_rows);
   ReadyBeforeWait(outputs.scale);
@@ -395,9 +200,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
   PdlTrigger();
   const float first_old = finishes && outputs.adds ? *first_to : 0.0f;
   if (warp < preparers) {
-    if (p.input_rows != nullptr) {
-      from = p.input + static_cast<long long>(p.input_rows[token]) * p.input_stride + 8 * part;
-    }
+    from += static_cast<long long>(p.input_rows == nullptr ? token : p.input_rows[token]) *
+            p.input_stride;
     // What this lane has of its quad's chunk; of the last chunk where that is beyond it.
     const auto load = [&](int chunk, float4(&x)[4]) {
       const int col = min(chunk, m.chunks - 1) * kChunkCols;
@@ -424,26 +228,28 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
       // Chunks beyond are made, but not kept.
       const bool keep = chunk < m.chunks;
       float x[16];
-      float sum[4] = {};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float four[4] = {fours[i].x, fours[i].y, fours[i].z, fours[i].w};
-        float4 weight = make_float4(1, 1, 1, 1);
-        if constexpr (kNorm) {
-          weight = reinterpret_cast<const float4*>(norm + (keep ? chunk : 0) * kChunkCols +
-                                                   8 * part)[i / 2 * 8 + i % 2];
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          sum[j] = fmaf(four[j], four[j], sum[j]);
-          x[4 * i + j] = four[j] * (j == 0   ? weight.x
-                                    : j == 1 ? weight.y
-                                    : j == 2 ? weight.z
-                                             : weight.w);
-        }
+        x[4 * i] = fours[i].x, x[4 * i + 1] = fours[i].y;
+        x[4 * i + 2] = fours[i].z, x[4 * i + 3] = fours[i].w;
       }
-      if (kNorm && keep) squared += sum[0] + sum[1] + (sum[2] + sum[3]);
       if (base + preparers * pass_chunks < m.chunks) load(chunk + preparers * pass_chunks, fours);
+      if (has_norm) {
+        const float4* weight =
+            reinterpret_cast<const float4*>(norm + (keep ? chunk : 0) * kChunkCols + 8 * part);
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float4 four = weight[i / 2 * 8 + i % 2];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            float& value = x[4 * i + j];
+            sum = fmaf(value, value, sum);
+            value *= j == 0 ? four.x : j == 1 ? four.y : j == 2 ? four.z : four.w;
+          }
+        }
+        if (keep) squared += sum;
+      }
       uint4* to =
           reinterpret_cast<uint4*>(operands + chunk * places * OperandBytes(F)) + place * 4 + part;
       if constexpr (IsQuantized(F)) {
@@ -459,11 +265,11 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
           to[places * 4] = made.low;
           if (part == 0) {
             const float unit = made.largest * (1.0f / kLargestQuantized);
+            units[chunk * places + place] = unit;
 #pragma unroll
             for (int group = 0; group < kGroups; ++group) {
-              float* pair = units + (chunk * kGroups + group) * places * 2 + place / 2 * 4;
-              pair[place % 2] = unit;
-              pair[place % 2 + 2] = unit * static_cast<float>(made.sums[group]);
+              sums[(chunk * kGroups + group) * places + place] =
+                  unit * static_cast<float>(made.sums[group]);
             }
           }
         }
@@ -485,7 +291,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
         }
       }
     }
-    if constexpr (kNorm) {
+    if (has_norm) {
       squared += __shfl_xor_sync(0xffffffffu, squared, 1);
       squared += __shfl_xor_sync(0xffffffffu, squared, 2);
 #pragma unroll 1
@@ -505,13 +311,6 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
     for (int i = 0; i < preparers; ++i) sum += squares[of_place * kMostWarps + i];
     return rsqrtf(fmaf(sum, params.inverse_cols, p.norm_eps));
   };
-  const int g = lane / 4;
-  const int t = lane % 4;
-  // Columns without a token repeat others.
-  const uint4* own = reinterpret_cast<const uint4*>(operands) + (g & (places - 1)) * 4 + t;
-  const float4* own_units = reinterpret_cast<const float4*>(units) + (t & (places / 2 - 1));
-  const int chunk_operands = places * (OperandBytes(F) / 16);
-  const int chunk_units = places / 2 * kGroups;
   float acc[4] = {};
   int slot = 0;
   // Multiplies by a step of `count` chunks, or more than there are in a step, from `chunk` on.
@@ -522,9 +321,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
     for (int i = 0; i < kStep; ++i) {
       // A second one that is not there repeats the first, and is dropped.
       const int c = i < count ? i : 0;
-      MultiplyChunk<F, kWide>(first + c * kUnit, own + (chunk + c) * chunk_operands,
-                              own_units + (chunk + c) * chunk_units, places, lane, m.scale_format,
-                              add[i]);
+      MultiplyChunk<F, kWide>(first + c * kUnit, operands + (chunk + c) * places * OperandBytes(F),
+                              units + (chunk + c) * places, sums + (chunk + c) * kGroups * places,
+                              places, lane, m.scale_format, add[i]);
     }
 #pragma unroll
     for (int i = 0; i < kStep; ++i) {
@@ -542,10 +341,12 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
     if (++slot == kRing) slot = 0;
   };
 
+  const int g = lane / 4;
+  const int t = lane % 4;
   if constexpr (kStream) {
     if (!multiplies) return;
     float factor[2] = {1, 1};
-    if constexpr (kNorm) {
+    if (has_norm) {
       factor[0] = factor_of(2 * t & (places - 1));
       factor[1] = factor_of((2 * t + 1) & (places - 1));
     }
@@ -586,7 +387,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
     float* sum = partial + warp * kWarpSums + 2 * t * kSumsPitch + g;
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[i % 2 * kSumsPitch + i / 2 * 8] = acc[i];
-  } else if (kNorm && warp == preparers && lane < places) {
+  } else if (has_norm && warp == preparers && lane < places) {
     factors[lane] = factor_of(lane);
   }
   __syncthreads();
@@ -617,7 +418,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
       }
       y += more[0] + more[1] + (more[2] + more[3]) + (more[4] + more[5] + (more[6] + more[7]));
     }
-    y = fmaf(y, kNorm ? factors[of_place] : 1.0f, bias);
+    y = fmaf(y, has_norm ? factors[of_place] : 1.0f, bias);
     // Gate rows of a tile come before its up rows.
     const float up = __shfl_xor_sync(0xffffffffu, y, 8);
     if (exists && row < outputs.rows) outputs.Store(to, y, up, old);
@@ -649,7 +450,8 @@ struct FewLauncher {
     };
     take(warps * held * (LoadsOf(F) * 512 + kScaleBytes));
     layout.operands = take(chunks * places * OperandBytes(F));
-    layout.units = take(IsQuantized(F) ? chunks * (kWide ? 2 : 1) * places * 8 : 0);
+    layout.units = take(IsQuantized(F) ? chunks * places * 4 : 0);
+    layout.sums = take(IsQuantized(F) ? chunks * (kWide ? 2 : 1) * places * 4 : 0);
     const bool has_norm = params.linear.norm_weight != nullptr;
     layout.norm = take(has_norm ? chunks * kChunkCols * 4 : 0);
     layout.squares = take(has_norm ? places * kMostWarps * 4 : 0);
@@ -703,9 +505,7 @@ struct FewLauncher {
 
   template <WeightFormat F, bool kWide, FewWalk kWalk, bool kRoutes = false>
   bool Start(int blocks) {
-    const auto kernel = params.linear.norm_weight != nullptr
-                            ? FewLinearKernel<F, kWide, kWalk, true, kRoutes>
-                            : FewLinearKernel<F, kWide, kWalk, false, kRoutes>;
+    const auto kernel = FewLinearKernel<F, kWide, kWalk, kRoutes>;
     const int held = kWalk == FewWalk::kOnce ? params.warp_chunks : kRing * StepOf(F);
     for (;; --params.token_bits) {
       CutMemory<F, kWide>(held);

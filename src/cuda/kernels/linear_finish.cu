@@ -21,6 +21,10 @@ __device__ __forceinline__ float Activate(Activation activation, float x) {
       return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x)));
     case Activation::kRelu2:
       return x > 0 ? x * x : 0.0f;
+    case Activation::kSigmoid:
+      return Sigmoid(x);
+    case Activation::kTanh:
+      return tanhf(x);
   }
   return x;
 }

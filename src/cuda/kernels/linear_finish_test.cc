@@ -23,6 +23,10 @@ double Activated(Activation activation, double x) {
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
     case Activation::kRelu2:
       return x > 0 ? x * x : 0;
+    case Activation::kSigmoid:
+      return Sigmoid(x);
+    case Activation::kTanh:
+      return std::tanh(x);
   }
   return x;
 }
@@ -92,7 +96,8 @@ class LinearFinish : public KernelTest {
 
 TEST_F(LinearFinish, Activations) {
   for (const Activation activation :
-       {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu2}) {
+       {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu2,
+        Activation::kSigmoid, Activation::kTanh}) {
     for (const bool gated : {false, true}) {
       FinishParams p;
       p.rows = 3;

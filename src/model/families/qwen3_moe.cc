@@ -10,22 +10,6 @@
 namespace adder {
 namespace {
 
-// Which layers have experts.
-std::vector<bool> ReadSparseLayers(const JsonObject& config, int64_t layers) {
-  const int64_t step = ReadSize(config, {"decoder_sparse_step"}, 1);
-  std::vector<bool> sparse;
-  for (int64_t layer = 0; layer < layers; ++layer) sparse.push_back((layer + 1) % step == 0);
-  for (const double index : config.Numbers({"mlp_only_layers"})) {
-    // Written so that NaN and fractions fail.
-    if (!(index >= 0 && index < static_cast<double>(layers)) || index != std::floor(index)) {
-      Fail(config.where(), ": the field mlp_only_layers has the entry ", index,
-           "; layers are numbered 0 to ", layers - 1, ".");
-    }
-    sparse[static_cast<size_t>(index)] = false;
-  }
-  return sparse;
-}
-
 Plan Build(const JsonObject& config, const TensorNames& names) {
   Plan plan;
   plan.family = "qwen3_moe";
@@ -38,7 +22,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const bool attention_bias = config.Bool({"attention_bias"}, false);
   RequireBool(config, "use_sliding_window", false);
 
-  const std::vector<bool> sparse = ReadSparseLayers(config, layers);
+  const std::vector<bool> sparse = ReadExpertLayers(config, layers);
   const bool any_dense = std::find(sparse.begin(), sparse.end(), false) != sparse.end();
   const int64_t intermediate = any_dense ? ReadSize(config, {"intermediate_size"}) : 0;
   MoeMlp experts;

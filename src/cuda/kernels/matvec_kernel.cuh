@@ -1,0 +1,459 @@
+// The matrix kernel for one token: decoding. Latency counts as much as bytes. Instructions are
+// fetched once per launch and run once, so the code is kept short: what a launch does not need is
+// not compiled into its kernel.
+//
+// Phases: (1) each warp starts copying its first spans of weights to shared memory; (2) PdlWait;
+// (3) the block makes its token's row, times the norm's weight, into operands in shared memory (see
+// matvec_phases.cuh), while a warp of its own adds up the squares; barrier; (4) warps multiply
+// their spans. Then, in blocks: partial sums to shared memory, barrier, a warp per tile adds them
+// up and applies the norm's factor, bias and epilogue. In streams: each warp goes over whole tiles,
+// a grid apart, and finishes them itself; no further barrier.
+//
+// Ownership: in blocks, blockIdx.x owns row_warps tiles and column warp w of column_warps the spans
+// w, w + column_warps, ...; in streams, warp i of the grid owns tiles i, i + warps of the grid, ...
+// A warp reads only weights that it copied itself. With experts, blockIdx.y is a token, and blocks
+// of its choices follow one another, then those of the shared expert (gate, up).
+//
+// Experts: which weights to copy is known once the router is done. Gates wait for it; or they
+// choose themselves (kRoutedGateUp): every routed block multiplies all of the router's matrix,
+// copied to shared memory before PdlWait, ranks the scores and then copies its expert's weights;
+// the first block writes the choice down for the launch after, PdlTrigger comes behind that, and so
+// `down` may copy its weights before PdlWait. Precondition: the input's rows, and those of each
+// expert's input, begin on 16-byte boundaries.
+#pragma once
+
+#include "cuda/kernels/expert_choice.cuh"
+#include "cuda/kernels/launch.cuh"
+#include "cuda/kernels/matvec_phases.cuh"
+
+namespace adder::cuda {
+
+constexpr int kMostWarps = 16;
+constexpr int kStreamWarps = 8;
+constexpr int kStreamBlocksPerMultiprocessor = 3;
+// Spans that a warp has in flight when it cannot hold all of them.
+constexpr int kRingSpans = 3;
+// Shared memory that a block may fill with weights; two such blocks fit on a multiprocessor.
+constexpr int kMostWeightBytes = 96 * 1024;
+// Tiles of a router's matrix that one block multiplies alone.
+constexpr int kMostRouterTiles = 8;
+
+// How a warp goes over its spans.
+enum class Walk {
+  kOnce,    // it copies all of them at the beginning
+  kLoop,    // all of one tile, through a ring
+  kStream,  // all of many tiles, through a ring
+};
+
+struct MatvecParams {
+  LinearParams linear;
+  const float* routing;
+  int routing_stride;
+  int top_k;
+  // See ExpertParams.
+  PackedMatrix shared;
+  const float* shared_input;
+  int shared_input_stride;
+  float* shared_output;
+  int shared_output_stride;
+  PackedMatrix router;
+  const float* router_bias;
+  float* chosen;
+  int router_column_warps;
+  int router_column_warps_reciprocal;
+  int blocks_per_expert;
+  int blocks_per_expert_reciprocal;
+  int row_warps;
+  int column_warps;
+  // 65536 / n, rounded up, turns small quotients by n into a product.
+  int column_warps_reciprocal;
+  int spans;  // of one matrix
+  int spans_reciprocal;
+  int spans_of_block;  // of all its experts' matrices
+  int held_spans;      // of each warp, at a time
+  int router_held_spans;
+  int weight_spans;  // that shared memory has room for
+  // Warps that prepare activations: those that multiply, and more for long rows.
+  int preparing_warps;
+  float inverse_cols;
+  bool triggers_early;
+};
+
+__device__ __forceinline__ int Quotient(int value, int reciprocal) {
+  return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
+}
+
+template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
+__global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
+                                  F == WeightFormat::kF16 || F == WeightFormat::kF32 ||
+                                          kExperts == Experts::kRoutedGateUp
+                                      ? 1
+                                  : kWalk == Walk::kStream ? kStreamBlocksPerMultiprocessor
+                                                           : 2)
+    MatvecKernel(const __grid_constant__ MatvecParams params) {
+  using Span = WeightSpan<F, kWide>;
+  constexpr int kChunks = Span::kChunks;
+  constexpr int kSpanCols = kChunks * kChunkCols;
+  constexpr bool kStream = kWalk == Walk::kStream;
+  constexpr bool kNormalizes = kExperts != Experts::kDown;
+  constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
+  constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes;
+  const LinearParams& p = params.linear;
+  // The last blocks of a row of the grid have the shared expert (gate, up).
+  int block = static_cast<int>(blockIdx.x);
+  int choice = 0;
+  bool is_shared = false;
+  if constexpr (kGateUp) {
+    choice = min(Quotient(block, params.blocks_per_expert_reciprocal), params.top_k);
+    block -= choice * params.blocks_per_expert;
+    is_shared = choice == params.top_k;
+  }
+  const PackedMatrix& m = is_shared ? params.shared : p.matrix;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  // The same in all lanes, which the compiler cannot know of a quotient.
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  const int column_warps = kStream ? 1 : params.column_warps;
+  const int warps = column_warps * params.row_warps;  // that multiply
+  const int row_warp = kStream ? warp : Quotient(warp, params.column_warps_reciprocal);
+  const int column_warp = kStream ? 0 : warp - row_warp * column_warps;
+  const bool multiplies = warp < warps;
+  const bool prepares = warp < params.preparing_warps;
+  const bool has_norm = kNormalizes && p.norm_weight != nullptr;
+  const int spans = kExperts == Experts::kDown ? params.spans_of_block : params.spans;
+
+  const float* input = p.input;
+  float* output = p.output;
+  const float* routing = nullptr;
+  const float* shared_input = nullptr;
+  if constexpr (kGateUp) {
+    const auto token = static_cast<long long>(blockIdx.y);
+    input += token * p.input_stride;
+    if (is_shared) {
+      output = params.shared_output + token * params.shared_output_stride;
+    } else {
+      routing = params.routing + token * params.routing_stride + params.top_k + choice;
+      constexpr int kRowsPerResult = kEpilogue == LinearEpilogue::kSiluMul ? 2 : 1;
+      output += token * p.output_stride + choice * (m.rows / kRowsPerResult);
+    }
+  } else if constexpr (kExperts == Experts::kDown) {
+    routing = params.routing + static_cast<long long>(blockIdx.y) * params.routing_stride;
+    input += static_cast<long long>(blockIdx.y) * p.input_stride;
+    output += static_cast<long long>(blockIdx.y) * p.output_stride;
+    shared_input =
+        params.shared_input + static_cast<long long>(blockIdx.y) * params.shared_input_stride;
+  }
+  // Spans of chosen experts come first, those of the shared one last (down).
+  const int routed_spans = params.top_k * params.spans;
+
+  // Shared memory: weights [warps][held_spans], activations, their scales, 16 zeros, partial sums
+  // [warps][16], the norm's factor, a router's ExpertChoice.
+  extern __shared__ uint4 shared[];
+  // This block multiplies the router's matrix, all of it, before its own.
+  bool is_routing = kRoutes && !is_shared;
+  int held = is_routing             ? params.router_held_spans
+             : kWalk == Walk::kOnce ? params.held_spans
+                                    : kRingSpans;
+  const auto own_weights = [&] {
+    return reinterpret_cast<unsigned char*>(shared) + warp * held * kSpanBytes<F, kWide>;
+  };
+  unsigned char* weights = own_weights();
+  unsigned char* activations =
+      reinterpret_cast<unsigned char*>(shared) + params.weight_spans * kSpanBytes<F, kWide>;
+  const int columns = spans * kSpanCols;
+  const int stride = columns + kColumnPad;
+  unsigned char* zeros =
+      activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride);
+  float* largest = reinterpret_cast<float*>(zeros + 16);
+  float* partial = largest + (IsQuantized(F) ? spans * kChunks : 0);
+  float* factor = partial + (kStream ? 0 : warps * kTileRows);
+  const ExpertChoice chosen(factor + 1, kRoutes ? params.router.rows : m.rows);
+
+  // Where the next span to copy lies.
+  const int first_tile = block * params.row_warps + row_warp;
+  const int tile_step = static_cast<int>(gridDim.x) * params.row_warps;
+  int copy_tile = multiplies ? first_tile : m.tiles;
+  int copy_span = column_warp;
+  int copy_step = column_warps;
+  if (is_routing) {
+    copy_step = params.router_column_warps;
+    copy_tile = Quotient(warp, params.router_column_warps_reciprocal);
+    copy_span = warp - copy_tile * copy_step;
+  }
+  // `slot` is the place in the ring.
+  const auto copy_next = [&](int slot) {
+    const PackedMatrix& from = is_routing ? params.router : m;
+    if (copy_tile >= from.tiles || copy_span >= spans) return;
+    int matrix = 0;
+    int span = copy_span;
+    unsigned char* to = weights + slot * kSpanBytes<F, kWide>;
+    if constexpr (kRoutes) {
+      if (!is_shared && !is_routing) matrix = chosen.experts[choice];
+    } else if constexpr (kGateUp) {
+      if (!is_shared) matrix = static_cast<int>(*routing);
+    }
+    if (kExperts == Experts::kDown && span >= routed_spans) {
+      const PackedMatrix& shared_matrix = params.shared;
+      Span::Copy(shared_matrix, 0, copy_tile * shared_matrix.chunks,
+                 (span - routed_spans) * kChunks, shared_matrix.chunks - 1, lane, to);
+    } else {
+      if constexpr (kExperts == Experts::kDown) {
+        const int choice = Quotient(span, params.spans_reciprocal);
+        span -= choice * params.spans;
+        matrix = static_cast<int>(__ldcg(routing + params.top_k + choice));
+      }
+      Span::Copy(from, matrix, copy_tile * from.chunks, span * kChunks, from.chunks - 1, lane, to);
+    }
+    copy_span += copy_step;
+    if (kStream && copy_span >= spans) {
+      copy_span = 0;
+      copy_tile += tile_step;
+    }
+  };
+  const auto copy_first = [&] {
+#pragma unroll 1
+    for (int slot = 0; slot < held; ++slot) {
+      copy_next(slot);
+      if (kWalk != Walk::kOnce) CommitCopies();
+    }
+  };
+
+  // What was routed is known (down): the launch of gates triggers only then.
+  if (kExperts != Experts::kGateUp || is_shared) copy_first();
+  // This lane's columns: two here and two kSecond beyond.
+  const int first_col = thread / 16 * kChunkCols + LaneColumns<F>::First(lane);
+  constexpr int kSecond = LaneColumns<F>::kSecond;
+  const auto load_pair = [&](const float* from, int col, float otherwise) {
+    return col < m.cols ? *reinterpret_cast<const float2*>(from + col)
+                        : make_float2(otherwise, otherwise);
+  };
+  float2 norm[2];
+  norm[0] = norm[1] = make_float2(1, 1);
+  const auto load_norm = [&](int col) {
+    if (!has_norm) return;
+    norm[0] = load_pair(p.norm_weight, col, 1);
+    norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
+  };
+  load_norm(first_col);
+  if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
+  // In blocks: the row that this thread finishes, if it does.
+  const int finish_tile = block * params.row_warps + warp;
+  const int row =
+      LogicalRow(kEpilogue == LinearEpilogue::kSiluMul, m.rows, finish_tile, lane % kTileRows);
+  const bool finishes = !kStream && warp < params.row_warps && row < m.rows;
+  const float bias = finishes && p.bias != nullptr ? p.bias[row] : 0.0f;
+
+  if (params.triggers_early) PdlTrigger();
+  PdlWait();
+  if (!params.triggers_early && (!kRoutes || is_shared)) PdlTrigger();
+  if (kExperts == Experts::kGateUp && !is_shared) copy_first();
+  float old = 0;
+  if constexpr (!kStream && kEpilogue == LinearEpilogue::kAdd) {
+    if (finishes) old = output[row];
+  }
+  if (p.input_rows != nullptr) input += static_cast<long long>(*p.input_rows) * p.input_stride;
+  float squares = 0;
+  if (prepares) {
+    const int step = params.preparing_warps * 2 * kChunkCols;
+    const auto load_input = [&](int col, float2& x, float2& y) {
+      if constexpr (kExperts == Experts::kDown) {
+        const int span = col / kSpanCols;
+        const bool of_shared = span >= routed_spans;
+        const int choice = of_shared ? 0 : Quotient(span, params.spans_reciprocal);
+        const int from = col - (of_shared ? routed_spans : choice * params.spans) * kSpanCols;
+        const float* activated = of_shared ? shared_input : input + choice * m.cols;
+        const int width = of_shared ? params.shared.cols : m.cols;
+        const float2 none = make_float2(0, 0);
+        x = from < width ? *reinterpret_cast<const float2*>(activated + from) : none;
+        y = from + kSecond < width ? *reinterpret_cast<const float2*>(activated + from + kSecond)
+                                   : none;
+        const float weight = of_shared ? 1.0f : routing[choice];
+        x.x *= weight, x.y *= weight, y.x *= weight, y.y *= weight;
+      } else {
+        x = load_pair(input, col, 0);
+        y = load_pair(input, col + kSecond, 0);
+      }
+    };
+    float2 x;
+    float2 y;
+    load_input(first_col, x, y);
+#pragma unroll 1
+    for (int col = first_col;;) {
+      float2 next_x;
+      float2 next_y;
+      load_input(col + step, next_x, next_y);
+      if constexpr (kNormalizes) {
+        x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
+      }
+      if constexpr (IsQuantized(F)) {
+        const int chunk = col / kChunkCols;
+        QuantizeActivations<F>(x, y, lane, col < columns,
+                               activations + chunk * kActivationBytesPerChunk, largest + chunk);
+      } else if (col < columns) {
+        __nv_bfloat16* to = reinterpret_cast<__nv_bfloat16*>(activations) + col;
+        SplitActivations(x, to, stride);
+        SplitActivations(y, to + kSecond, stride);
+      }
+      col += step;
+      // The same for all of a warp, whose lanes work together.
+      if (col - first_col + warp * 2 * kChunkCols >= columns) break;
+      load_norm(col);
+      x = next_x;
+      y = next_y;
+    }
+  } else if (has_norm) {
+#pragma unroll 4
+    for (int col = 4 * lane; col < m.cols; col += 128) {
+      const float4 x = *reinterpret_cast<const float4*>(input + col);
+      squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+    }
+  }
+  const auto find_factor = [&] {
+    if (prepares || !has_norm) return;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+    }
+    if (lane == 0) *factor = rsqrtf(squares * params.inverse_cols + p.norm_eps);
+  };
+  if constexpr (kStream || kRoutes) find_factor();
+  if constexpr (kWalk == Walk::kOnce) {
+    // A warp's copies are seen by all its lanes after the barrier.
+    CommitCopies();
+    WaitForCopies<0>();
+  }
+  __syncthreads();
+
+  float sums[2] = {0, 0};
+  const auto multiply = [&](int slot, int span) {
+    Span::Multiply(weights + slot * kSpanBytes<F, kWide>, activations, largest, stride, zeros, span,
+                   lane, m.scale_format, sums);
+  };
+  const auto add_quad = [&] {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
+      sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+    }
+  };
+  // Waits for the oldest span of the ring, and asks for another in its place.
+  const auto take = [&](int& slot, int span) {
+    WaitForCopies<kRingSpans - 1>();
+    __syncwarp();
+    multiply(slot, span);
+    __syncwarp();
+    copy_next(slot);
+    CommitCopies();
+    if (++slot == kRingSpans) slot = 0;
+  };
+  int slot = 0;
+  if constexpr (kStream) {
+    if (!multiplies) return;
+    const float scale = has_norm ? *factor : 1.0f;
+#pragma unroll 1
+    for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
+#pragma unroll 1
+      for (int span = 0; span < spans; ++span) take(slot, span);
+      add_quad();
+      if (lane % 4 == 0) {
+        StoreRows<kEpilogue>(p, output, tile, lane / 4, 0, sums[0] * scale, sums[1] * scale,
+                             LoadOld(p, output, tile, lane / 4, 0));
+      }
+      sums[0] = sums[1] = 0;
+    }
+    return;
+  } else {
+    // Once, or for the router's matrix and then for this block's.
+#pragma unroll 1
+    for (;;) {
+      const int own_column_warps = is_routing ? params.router_column_warps : column_warps;
+      const int own_row_warps = is_routing ? params.router.tiles : params.row_warps;
+      int first_span = column_warp;
+      if (is_routing) {
+        first_span =
+            warp - Quotient(warp, params.router_column_warps_reciprocal) * own_column_warps;
+      }
+      if (kRoutes ? warp < own_row_warps * own_column_warps : multiplies) {
+#pragma unroll 1
+        for (int span = first_span; span < spans; span += own_column_warps) {
+          if constexpr (kWalk == Walk::kOnce) {
+            multiply(slot++, span);
+          } else {
+            take(slot, span);
+          }
+        }
+        add_quad();
+        if (lane % 4 < 2) {
+          partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = lane % 4 == 0 ? sums[0] : sums[1];
+        }
+      }
+      if constexpr (!kRoutes) find_factor();
+      __syncthreads();
+      if (warp < own_row_warps) {
+        // Half a warp adds up every other column warp's sums.
+        float y = 0;
+        const float* from = partial + warp * own_column_warps * kTileRows + lane % kTileRows;
+        static_assert(kMostWarps == 16);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int w = 2 * i + lane / kTileRows;
+          y += w < own_column_warps ? from[w * kTileRows] : 0.0f;
+        }
+        y += __shfl_xor_sync(0xffffffffu, y, 16);
+        if (has_norm) y *= *factor;
+        if (is_routing) {
+          const int expert = warp * kTileRows + lane;
+          if (lane < kTileRows && expert < params.router.rows) {
+            chosen.SetScore(expert,
+                            params.router_bias == nullptr ? y : y + params.router_bias[expert]);
+          }
+        } else {
+          y += bias;
+          if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
+            const float up = __shfl_xor_sync(0xffffffffu, y, 8);
+            if (finishes && lane < 8) output[row] = FastSilu(y) * up;
+          } else if (finishes && lane < kTileRows) {
+            if constexpr (kEpilogue == LinearEpilogue::kRouter) {
+              if (gridDim.x == 1) {
+                chosen.SetScore(row, y);
+              } else {
+                __stcg(p.scores + row, y);
+              }
+            } else {
+              output[row] = fmaf(p.scale, y, old);
+            }
+          }
+        }
+      }
+      if (!is_routing) break;
+      __syncthreads();
+      chosen.Rank(params.top_k);
+      is_routing = false;
+      held = params.held_spans;
+      weights = own_weights();
+      copy_tile = multiplies ? first_tile : m.tiles;
+      copy_span = column_warp;
+      copy_step = column_warps;
+      copy_first();
+      CommitCopies();
+      if (blockIdx.x == 0) {
+        chosen.Write(params.top_k, params.chosen);
+        __threadfence();
+        __syncthreads();
+      }
+      PdlTrigger();
+      slot = 0;
+      sums[0] = sums[1] = 0;
+      WaitForCopies<0>();
+      __syncwarp();
+    }
+  }
+  if constexpr (kEpilogue == LinearEpilogue::kRouter) {
+    if (gridDim.x > 1) return RouteWhenLast(p, output, 0, 1, p.arrivals);
+    __syncthreads();
+    chosen.Rank(p.top_k);
+    chosen.Write(p.top_k, output);
+  }
+}
+
+}  // namespace adder::cuda

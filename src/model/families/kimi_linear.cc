@@ -1,0 +1,210 @@
+// Kimi Linear: layers of Kimi Delta Attention (a gated delta rule with a decay per channel) or
+// latent attention without positions, and experts with sigmoid scores after the dense first layers.
+//
+// Hugging Face files hold block_sparse_moe.experts.N.{w1,w3,w2} and {q,k,v}_conv1d, MLX files
+// mlp.switch_mlp.{gate,up,down}_proj and {q,k,v}_conv.conv.
+#include <cmath>
+
+#include "core/error.h"
+#include "model/family_fields.h"
+#include "model/latent_attention_fields.h"
+
+namespace adder {
+namespace {
+
+// linear_attn_config names both kinds of layers, counted from 1.
+std::vector<LayerKind> ReadKinds(const JsonObject& linear, int64_t layers) {
+  std::vector<int> seen(static_cast<size_t>(layers), 0);
+  std::vector<LayerKind> kinds(static_cast<size_t>(layers), LayerKind::kAttention);
+  for (const bool delta : {true, false}) {
+    const char* key = delta ? "kda_layers" : "full_attn_layers";
+    for (const double number : linear.Numbers({key})) {
+      // Written so that NaN and fractions fail.
+      if (!(number >= 1 && number <= static_cast<double>(layers)) || number != std::floor(number)) {
+        Fail(linear.where(), ": the field ", key, " has the entry ", number,
+             "; layers are numbered 1 to ", layers, ".");
+      }
+      const auto layer = static_cast<size_t>(number) - 1;
+      ++seen[layer];
+      if (delta) kinds[layer] = LayerKind::kMamba;
+    }
+  }
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    if (seen[static_cast<size_t>(layer)] != 1) {
+      Fail(linear.where(), ": the fields kda_layers and full_attn_layers should name layer ",
+           layer + 1, " once in all.");
+    }
+  }
+  return kinds;
+}
+
+struct DeltaSizes {
+  GatedDelta mixer;
+  int64_t rank = 0;  // of the projections of decay and gate
+};
+
+DeltaSizes ReadDelta(const JsonObject& linear) {
+  DeltaSizes sizes;
+  GatedDelta& delta = sizes.mixer;
+  delta.key_heads = ReadSize(linear, {"num_heads"});
+  delta.value_heads = delta.key_heads;
+  delta.key_dim = ReadSize(linear, {"head_dim"});
+  delta.value_dim = delta.key_dim;
+  sizes.rank = delta.key_dim;
+  delta.d_conv = linear.Int({"short_conv_kernel_size"}, 1, 1024, 4);
+  delta.decay_per_channel = true;
+  delta.query_scale = 1.0f / std::sqrt(static_cast<float>(delta.key_dim));
+  delta.gate_activation = Activation::kSigmoid;
+  return sizes;
+}
+
+GatedDelta AddDelta(Plan& plan, const std::string& prefix, const DeltaSizes& sizes, float eps,
+                    const TensorNames& names) {
+  GatedDelta delta = sizes.mixer;
+  const std::string label = LabelOf(prefix);
+  delta.in_proj = AddStacked(plan, prefix, "in_proj",
+                             {{"q_proj", delta.keys()},
+                              {"k_proj", delta.keys()},
+                              {"v_proj", delta.values()},
+                              {"b_proj", delta.value_heads}},
+                             plan.hidden, false);
+  const bool mlx = names.Uses(prefix + ".q_conv.conv.weight", true);
+  VectorRef conv;
+  conv.label = label + ".conv1d";
+  conv.transform = VectorTransform::kConvTimeMajor;
+  for (const char* name : {"q", "k", "v"}) {
+    conv.parts.push_back({Concat(prefix, ".", name, mlx ? "_conv.conv.weight" : "_conv1d.weight"),
+                          {{delta.keys(), 1, delta.d_conv}, {delta.keys(), delta.d_conv, 1}}});
+  }
+  delta.conv_weight = plan.AddVector(std::move(conv));
+  const auto low_rank = [&](const std::string& name, int64_t rows) {
+    LowRank matrices;
+    matrices.down =
+        AddLinear(plan, prefix + "." + name + "_a_proj", sizes.rank, plan.hidden, false);
+    matrices.up = AddLinear(plan, prefix + "." + name + "_b_proj", rows, sizes.rank, false);
+    return matrices;
+  };
+  delta.decay_proj = low_rank("f", delta.decay_rows());
+  delta.gate_proj = low_rank("g", delta.values());
+  delta.dt_bias = plan.AddVector(
+      VectorRef{label + ".dt_bias",
+                {VectorPart{prefix + ".dt_bias",
+                            {{delta.decay_rows()}, {delta.value_heads, delta.key_dim}}}}});
+  delta.a = plan.AddVector(VectorRef{
+      label + ".A_log",
+      {VectorPart{prefix + ".A_log", {{1, 1, delta.value_heads, 1}, {delta.value_heads}}}},
+      VectorTransform::kNegativeExp});
+  delta.norm = AddNorm(plan, prefix + ".o_norm", delta.value_dim, eps);
+  delta.out_proj = AddLinear(plan, prefix + ".o_proj", plan.hidden, delta.values(), false);
+  return delta;
+}
+
+MoeMlp ReadExperts(const JsonObject& config, int64_t layers, Activation activation) {
+  MoeMlp moe;
+  moe.experts = config.Int({"num_experts"}, 1, kMaxExpertsInAll / layers);
+  moe.top_k = config.Int({"num_experts_per_token", "num_experts_per_tok"}, 1, moe.experts);
+  moe.intermediate = ReadSize(config, {"moe_intermediate_size"});
+  moe.activation = activation;
+  const std::string scores = config.String({"moe_router_activation_func"}, "sigmoid");
+  if (scores != "sigmoid" && scores != "softmax") {
+    Fail(config.where(), ": the field moe_router_activation_func is \"", scores,
+         "\"; \"sigmoid\" and \"softmax\" are implemented.");
+  }
+  if (scores == "sigmoid") moe.routing.scores = RouterScores::kSigmoid;
+  moe.routing.groups = config.Int({"num_expert_group"}, 1, moe.experts, 1);
+  RequireMultiple(config, "num_experts", moe.experts, "num_expert_group", moe.routing.groups);
+  moe.routing.top_groups = config.Int({"topk_group"}, 1, moe.routing.groups, 1);
+  moe.routing.normalize = config.Bool({"moe_renormalize"}, true) && moe.top_k > 1;
+  moe.routing.normalize_eps = 1e-20f;
+  moe.routing.scale = ReadScale(config, {"routed_scaling_factor"}, 1.0);
+  RequireString(config, "topk_method", "noaux_tc");
+  return moe;
+}
+
+// The experts' and the shared MLP's part of a block.
+std::vector<Mixer> AddExpertLayer(Plan& plan, const std::string& layer, const MoeMlp& sizes,
+                                  int64_t shared, const TensorNames& names) {
+  MoeMlp moe = sizes;
+  const bool mlx = names.Uses(layer + ".mlp.gate.weight", true);
+  const std::string prefix = layer + (mlx ? ".mlp" : ".block_sparse_moe");
+  moe.router = AddLinear(plan, prefix + ".gate", moe.experts, plan.hidden, false);
+  moe.routing.choice_bias = plan.AddVector(
+      LabelOf(prefix) + ".e_score_correction_bias",
+      prefix + (mlx ? ".e_score_correction_bias" : ".gate.e_score_correction_bias"), moe.experts);
+  ExpertModules modules;
+  modules.stacked = mlx;
+  modules.prefix = prefix + (mlx ? ".switch_mlp" : ".experts");
+  modules.inputs = {mlx ? "gate_proj" : "w1", mlx ? "up_proj" : "w3"};
+  modules.down = mlx ? "down_proj" : "w2";
+  AddExperts(plan, LabelOf(prefix), modules, moe);
+  std::vector<Mixer> mixers{moe};
+  if (shared > 0) {
+    mixers.push_back(AddGateUpMlp(plan, prefix + ".shared_experts", shared, moe.activation, false));
+  }
+  return mixers;
+}
+
+Plan Build(const JsonObject& config, const TensorNames& names) {
+  Plan plan;
+  plan.family = "kimi_linear";
+  plan.vocab = ReadVocab(config, {"vocab_size"});
+  plan.hidden = ReadSize(config, {"hidden_size"});
+  plan.max_positions = ReadSize(config, {"model_max_length", "max_position_embeddings"}, 1048576);
+  const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
+  const int64_t intermediate = ReadSize(config, {"intermediate_size"});
+  const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-5);
+  const Activation activation = ReadActivation(config, {"hidden_act"});
+  const std::optional<JsonObject> linear = config.Object({"linear_attn_config"});
+  if (!linear) Fail(config.where(), ": the field linear_attn_config is missing.");
+  const std::vector<LayerKind> kinds = ReadKinds(*linear, layers);
+  const DeltaSizes delta = ReadDelta(*linear);
+  // Latent attention without positions.
+  RequireBool(config, "mla_use_nope", true);
+  const LatentAttention attention = ReadLatentAttentionSizes(config);
+
+  const int64_t first_sparse = config.Int({"first_k_dense_replace"}, 0, kMaxLayers, 0);
+  const int64_t sparse_every = ReadSize(config, {"moe_layer_freq"}, 1);
+  const MoeMlp experts = ReadExperts(config, layers, activation);
+  const int64_t shared = config.Int({"num_shared_experts"}, 0, kMaxSize / experts.intermediate, 0) *
+                         experts.intermediate;
+
+  const bool tied = config.Bool({"tie_word_embeddings"}, false);
+  AddEmbeddingAndHead(plan, "model.embed_tokens", "model.norm", "lm_head", tied, eps);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer);
+    const std::string name = prefix + ".self_attn";
+    Mixer mixer;
+    if (kinds[static_cast<size_t>(layer)] == LayerKind::kMamba) {
+      mixer = AddDelta(plan, name, delta, eps, names);
+    } else {
+      // The norm of the latent keeps its class's eps.
+      mixer = AddLatentAttention(plan, name, names, attention, false, 1e-6f);
+    }
+    plan.blocks.push_back(
+        MakeBlock(plan, layer, prefix + ".input_layernorm", eps, {std::move(mixer)}, 1));
+    std::vector<Mixer> mlps;
+    if (layer >= first_sparse && layer % sparse_every == 0) {
+      mlps = AddExpertLayer(plan, prefix, experts, shared, names);
+    } else {
+      mlps.push_back(AddGateUpMlp(plan, prefix + ".mlp", intermediate, activation, false));
+    }
+    plan.blocks.push_back(
+        MakeBlock(plan, layer, prefix + ".post_attention_layernorm", eps, std::move(mlps), 1));
+  }
+  // Layers that predict further tokens.
+  plan.ignored_tensors.push_back("model.mtp*");
+  ValidatePlan(plan);
+  return plan;
+}
+
+}  // namespace
+
+extern const Family kFamily_kimi_linear;
+const Family kFamily_kimi_linear = {
+    "kimi_linear",
+    "Kimi Linear: Kimi Delta Attention and latent attention, mixture of experts",
+    {"KimiLinearForCausalLM"},
+    Build,
+};
+
+}  // namespace adder
