@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu/expect_close_for_test.h"
 #include "cpu/simd_targets_for_test.h"
 #include "cpu/wave_for_test.h"
 
@@ -104,15 +105,6 @@ Result RunFormula(const Problem& problem) {
   }
   std::copy(state.begin(), state.end(), result.state.begin());
   return result;
-}
-
-void ExpectClose(const std::vector<float>& expected, const std::vector<float>& actual) {
-  ASSERT_EQ(expected.size(), actual.size());
-  float size = 0;
-  for (float value : expected) size = std::max(size, std::abs(value));
-  for (size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_NEAR(expected[i], actual[i], 1e-5f * (size + 1)) << "at " << i;
-  }
 }
 
 struct Sizes {

@@ -37,7 +37,7 @@ float ReadEps(const JsonObject& config, FieldNames keys, double default_value);
 // Any activation that has a name in Hugging Face configs and is implemented.
 Activation ReadAnyActivation(const JsonObject& config, FieldNames keys,
                              std::string_view default_name);
-// hidden_act: "silu" or its other name "swish"; other activations are not implemented.
+// hidden_act: "silu" or its other name "swish"; another is an error that names it.
 Activation ReadActivation(const JsonObject& config, FieldNames keys);
 // time_step_limit as {min, max}: absent or null means [0, infinity].
 std::pair<float, float> ReadTimeStepLimit(const JsonObject& config, FieldNames keys);
@@ -70,8 +70,7 @@ Mamba2 ReadMamba2Sizes(const JsonObject& config, int64_t hidden);
 // Which layers have experts: every decoder_sparse_step-th but those in mlp_only_layers.
 std::vector<bool> ReadExpertLayers(const JsonObject& config, int64_t layers);
 
-// The value of a field that must be `expected` because other values are not implemented. A missing
-// field passes.
+// Throws Error, naming the field and its value, unless it is `expected`. A missing field passes.
 void RequireBool(const JsonObject& config, std::string_view key, bool expected);
 void RequireInt(const JsonObject& config, std::string_view key, int64_t expected);
 void RequireString(const JsonObject& config, std::string_view key, std::string_view expected);

@@ -126,11 +126,7 @@ struct Runner {
 
 TEST(LatentAttentionProgram, GoldenOpList) {
   const Program program = OneLayer().Lower();
-  std::string found;
-  for (const Op& op : program.ops) {
-    found += op.name + " -> " + program.buffers[static_cast<size_t>(OutputOf(op))].name + "\n";
-  }
-  EXPECT_EQ(found,
+  EXPECT_EQ(test::OpList(program),
             "embed -> residual\n"
             "layers.0.latent.q_a -> latent.q_a\n"
             "layers.0.latent.q_b -> latent.q_b\n"

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "program/plan_builder_for_test.h"
 #include "program/program.h"
+#include "program/rows_for_test.h"
 
 namespace adder {
 namespace {
@@ -23,11 +24,7 @@ std::string MessageOf(const std::function<void()>& action) {
 
 TEST(LowerPlan, GoldenOpList) {
   const Program program = test::TwoLayerPlan().Lower();
-  std::string found;
-  for (const Op& op : program.ops) {
-    found += op.name + " -> " + program.buffers[static_cast<size_t>(OutputOf(op))].name + "\n";
-  }
-  EXPECT_EQ(found,
+  EXPECT_EQ(test::OpList(program),
             "embed -> residual\n"
             "layers.0.mamba2.in_proj -> mamba2.in_proj\n"
             "layers.0.mamba2.scan -> mamba2.scan\n"

@@ -73,11 +73,7 @@ struct Runner {
 
 TEST(Mamba1Program, GoldenOpList) {
   const Program program = Mamba1Plan().Lower();
-  std::string found;
-  for (const Op& op : program.ops) {
-    found += op.name + " -> " + program.buffers[static_cast<size_t>(OutputOf(op))].name + "\n";
-  }
-  EXPECT_EQ(found,
+  EXPECT_EQ(test::OpList(program),
             "embed -> residual\n"
             "layers.0.mamba1.in_proj -> mamba1.in_proj\n"
             "layers.0.mamba1.conv -> mamba1.conv\n"
@@ -157,17 +153,7 @@ TEST(Mamba1Program, ScanMatchesTheClosedForm) {
 
 TEST(Mamba1Program, ChunksChangeNothing) {
   const Runner runner(Mamba1Plan());
-  Executor& executor = *runner.executor;
-  const std::span<const int32_t> tokens(kTokens);
-  const SequenceId whole = executor.CreateSequence();
-  executor.Forward({{whole, tokens, LogitsRows::kLast}});
-  const std::vector<float> expected(executor.Logits(0).begin(), executor.Logits(0).end());
-  for (size_t first : {size_t{1}, size_t{2}, size_t{5}}) {
-    const SequenceId id = executor.CreateSequence();
-    executor.Forward({{id, tokens.first(first), LogitsRows::kNone}});
-    executor.Forward({{id, tokens.subspan(first), LogitsRows::kLast}});
-    EXPECT_TRUE(std::ranges::equal(executor.Logits(0), expected)) << first;
-  }
+  test::ExpectChunksChangeNothing(*runner.executor, kTokens);
 }
 
 TEST(Mamba1Program, VerifierFindsFaults) {

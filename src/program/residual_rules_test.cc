@@ -63,14 +63,6 @@ DenseMlp PlainMlp(PlanBuilder& builder, const std::string& label, int64_t width)
   return mlp;
 }
 
-std::string OpList(const Program& program) {
-  std::string found;
-  for (const Op& op : program.ops) {
-    found += op.name + " -> " + program.buffers[static_cast<size_t>(OutputOf(op))].name + "\n";
-  }
-  return found;
-}
-
 // Attention over x | embedding and an MLP with an adapter make the side stream, which the third
 // block adds to what its MLP reads.
 PlanBuilder SidePlan() {
@@ -107,7 +99,7 @@ PlanBuilder SidePlan() {
 }
 
 TEST(SideStream, GoldenOpList) {
-  EXPECT_EQ(OpList(SidePlan().Lower()),
+  EXPECT_EQ(test::OpList(SidePlan().Lower()),
             "embed -> residual\n"
             "embed_copy -> embedding\n"
             "layers.0.mlp.gate_up -> mlp.gate_up\n"
@@ -230,7 +222,7 @@ TEST(BranchNorms, SumOfNormedBranchesIsNormedAgain) {
     }
   }
   ExpectNear(runner.Until("layers.0.residual.update"), expected);
-  EXPECT_EQ(OpList(BranchPlan().Lower()),
+  EXPECT_EQ(test::OpList(BranchPlan().Lower()),
             "embed -> residual\n"
             "layers.0.mlp.gate_up -> mlp.gate_up\n"
             "layers.0.moe.router -> moe.router\n"

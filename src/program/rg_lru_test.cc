@@ -49,11 +49,7 @@ PlanBuilder LruPlan() {
 
 TEST(RgLruProgram, GoldenOpList) {
   const Program program = LruPlan().Lower();
-  std::string found;
-  for (const Op& op : program.ops) {
-    found += op.name + " -> " + program.buffers[static_cast<size_t>(OutputOf(op))].name + "\n";
-  }
-  EXPECT_EQ(found,
+  EXPECT_EQ(test::OpList(program),
             "embed -> residual\n"
             "layers.0.rg_lru.in_proj -> rg_lru.in_proj\n"
             "layers.0.rg_lru.conv -> rg_lru.conv\n"
@@ -112,17 +108,7 @@ TEST(RgLruProgram, ScanMatchesTheFormula) {
 }
 
 TEST(RgLruProgram, ChunksChangeNothing) {
-  const auto executor = MakeInterpreter(LruPlan().Lower());
-  const std::span<const int32_t> tokens(kTokens);
-  const SequenceId whole = executor->CreateSequence();
-  executor->Forward({{whole, tokens, LogitsRows::kLast}});
-  const std::vector<float> expected(executor->Logits(0).begin(), executor->Logits(0).end());
-  for (size_t first : {size_t{1}, size_t{2}, size_t{5}}) {
-    const SequenceId id = executor->CreateSequence();
-    executor->Forward({{id, tokens.first(first), LogitsRows::kNone}});
-    executor->Forward({{id, tokens.subspan(first), LogitsRows::kLast}});
-    EXPECT_TRUE(std::ranges::equal(executor->Logits(0), expected)) << first;
-  }
+  test::ExpectChunksChangeNothing(*MakeInterpreter(LruPlan().Lower()), kTokens);
 }
 
 TEST(RgLruProgram, VerifierFindsFaults) {

@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +48,28 @@ inline double WeightAt(const BoundWeights& weights, MatrixId id, size_t row, siz
   const WeightMatrix& matrix = weights.matrices[static_cast<size_t>(id)];
   return LoadFloat(matrix.segments[0].data, DType::kF32,
                    row * static_cast<size_t>(matrix.cols) + col);
+}
+
+// "op -> buffer" of every op, a line each.
+inline std::string OpList(const Program& program) {
+  std::string list;
+  for (const Op& op : program.ops) {
+    list += op.name + " -> " + program.buffers[static_cast<size_t>(OutputOf(op))].name + "\n";
+  }
+  return list;
+}
+
+// Expects that the prompt's last logits are bitwise the same when it comes in two parts.
+inline void ExpectChunksChangeNothing(Executor& executor, std::span<const int32_t> tokens) {
+  const SequenceId whole = executor.CreateSequence();
+  executor.Forward({{whole, tokens, LogitsRows::kLast}});
+  const std::vector<float> expected(executor.Logits(0).begin(), executor.Logits(0).end());
+  for (size_t first : {size_t{1}, size_t{2}, size_t{5}}) {
+    const SequenceId id = executor.CreateSequence();
+    executor.Forward({{id, tokens.first(first), LogitsRows::kNone}});
+    executor.Forward({{id, tokens.subspan(first), LogitsRows::kLast}});
+    EXPECT_TRUE(std::ranges::equal(executor.Logits(0), expected)) << first;
+  }
 }
 
 inline double Silu(double x) { return x / (1 + std::exp(-x)); }

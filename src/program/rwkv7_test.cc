@@ -277,17 +277,7 @@ TEST(Rwkv7Program, ScanMatchesTheMatrixForm) {
 
 TEST(Rwkv7Program, ChunksChangeNothing) {
   const Runner runner(Rwkv7Plan());
-  Executor& executor = *runner.executor;
-  const std::span<const int32_t> tokens(kTokens);
-  const SequenceId whole = executor.CreateSequence();
-  executor.Forward({{whole, tokens, LogitsRows::kLast}});
-  const std::vector<float> expected(executor.Logits(0).begin(), executor.Logits(0).end());
-  for (size_t first : {size_t{1}, size_t{2}, size_t{5}}) {
-    const SequenceId id = executor.CreateSequence();
-    executor.Forward({{id, tokens.first(first), LogitsRows::kNone}});
-    executor.Forward({{id, tokens.subspan(first), LogitsRows::kLast}});
-    EXPECT_TRUE(std::ranges::equal(executor.Logits(0), expected)) << first;
-  }
+  test::ExpectChunksChangeNothing(*runner.executor, kTokens);
 }
 
 TEST(Rwkv7Program, VerifierFindsFaults) {

@@ -112,11 +112,7 @@ struct Runner {
 
 TEST(ShortConvProgram, GoldenOpList) {
   const Program program = TwoLayers().Lower();
-  std::string found;
-  for (const Op& op : program.ops) {
-    found += op.name + " -> " + program.buffers[static_cast<size_t>(OutputOf(op))].name + "\n";
-  }
-  EXPECT_EQ(found,
+  EXPECT_EQ(test::OpList(program),
             "embed -> residual\n"
             "layers.0.short_conv.in_proj -> short_conv.in_proj\n"
             "layers.0.short_conv.conv -> short_conv.conv\n"

@@ -62,18 +62,18 @@ class CudnnLibrary {
 };
 
 struct CudnnConv::Parts {
-  explicit Parts(const CudnnLibrary& from) : library(from) {}
+  explicit Parts(const CudnnLibrary& from) : cudnn(from) {}
   ~Parts() {
-    if (convolution != nullptr) library.destroy_convolution(convolution);
-    if (filter != nullptr) library.destroy_filter(filter);
-    if (output != nullptr) library.destroy_tensor(output);
-    if (input != nullptr) library.destroy_tensor(input);
-    if (handle != nullptr) library.destroy(handle);
+    if (convolution != nullptr) cudnn.destroy_convolution(convolution);
+    if (filter != nullptr) cudnn.destroy_filter(filter);
+    if (output != nullptr) cudnn.destroy_tensor(output);
+    if (input != nullptr) cudnn.destroy_tensor(input);
+    if (handle != nullptr) cudnn.destroy(handle);
   }
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  const CudnnLibrary& library;
+  const CudnnLibrary& cudnn;
   cudnnHandle_t handle = nullptr;
   cudnnTensorDescriptor_t input = nullptr;
   cudnnTensorDescriptor_t output = nullptr;
@@ -146,10 +146,10 @@ void CudnnConv::Run(const void* window, const void* filter, void* output) {
   const Parts& p = *parts_;
   const float one = 1;
   const float zero = 0;
-  p.library.Check(p.library.forward(p.handle, &one, p.input, window, p.filter, filter,
-                                    p.convolution, p.algorithm, p.workspace.data(),
-                                    p.workspace.bytes(), &zero, p.output, output),
-                  "cudnnConvolutionForward");
+  p.cudnn.Check(
+      p.cudnn.forward(p.handle, &one, p.input, window, p.filter, filter, p.convolution, p.algorithm,
+                      p.workspace.data(), p.workspace.bytes(), &zero, p.output, output),
+      "cudnnConvolutionForward");
 }
 
 std::shared_ptr<const CudnnLibrary> LoadCudnn() { return std::make_shared<CudnnLibrary>(); }
