@@ -116,10 +116,6 @@ void NarrowOps::AllocateBuffers() {
   size_t normalized = 0;
   size_t products = 0;
   size_t steps = 0;
-  const auto raise_products = [&](const PackedMatrix& matrix, int64_t parts) {
-    products =
-        std::max(products, rows * static_cast<size_t>(StrideOf(Narrow(matrix.rows * parts))));
-  };
   size_t counters = rows;
   for (const Op& op : program_.ops) {
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
@@ -141,9 +137,10 @@ void NarrowOps::AllocateBuffers() {
       if (linear->norm && linear->norm->groups > 1) {
         normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
       }
-      if (NeedsFinish(*linear)) raise_products(weights_.matrix(linear->linear.weight), 1);
-    } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      if (NeedsFinish(*gate_up)) raise_products(weights_.stack(gate_up->gate_up), gate_up->top_k);
+      if (NeedsFinish(*linear)) {
+        const int matrix_rows = weights_.matrix(linear->linear.weight).rows;
+        products = std::max(products, rows * static_cast<size_t>(StrideOf(matrix_rows)));
+      }
     }
   }
   for (size_t floats : {convolved, partial, scores, normalized, products, steps}) add(floats);
@@ -207,8 +204,10 @@ const LinearOp* NarrowOps::SharedExpertOf(size_t index) const {
   const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
   const Op& op = program_.ops[index];
   if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-    const bool same = !NeedsFinish(*gate_up) && linear->epilogue == Epilogue::kGated &&
-                      linear->input == gate_up->input && linear->norm == gate_up->norm;
+    const bool same =
+        linear->epilogue == (gate_up->gated ? Epilogue::kGated : Epilogue::kActivate) &&
+        linear->activation == gate_up->activation && linear->input == gate_up->input &&
+        linear->norm == gate_up->norm;
     return same && CanShareLaunch(weights_.stack(gate_up->gate_up), shared) ? linear : nullptr;
   }
   if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
@@ -223,7 +222,7 @@ bool NarrowOps::JoinsGates(size_t index) const {
   if (f32_ || index + 1 >= program_.ops.size()) return false;
   const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
   const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
-  return router != nullptr && gate_up != nullptr && !NeedsFinish(*gate_up) &&
+  return router != nullptr && gate_up != nullptr && !NeedsRule(*gate_up) &&
          router->routing.plain() && router->output == gate_up->routing &&
          router->input == gate_up->input && router->norm == gate_up->norm &&
          CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
@@ -291,11 +290,7 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
     params.output = products_;
     params.output_stride = StrideOf(params.matrix.rows);
   } else {
-    params.epilogue = op.epilogue == Epilogue::kGated ? LinearEpilogue::kSiluMul
-                      : op.epilogue == Epilogue::kAdd ? LinearEpilogue::kAdd
-                                                      : LinearEpilogue::kStore;
-    params.bias = weights_.vector(op.linear.bias);
-    params.scale = op.scale * UniformFactor(op.linear);
+    SetEpilogue(op, params);
     params.output = Values(op.output);
     params.output_stride = Stride(op.output);
     params.rounded_output = RoundedOutput(op.output);
@@ -342,6 +337,25 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   finish.scale = op.scale;
   finish.adds = op.epilogue == Epilogue::kAdd;
   LaunchFinish(finish, stream_.get());
+}
+
+void NarrowOps::SetEpilogue(const LinearOp& op, LinearParams& params) const {
+  if (NeedsRule(op)) {
+    const DeviceWeights::RowVectors vectors = weights_.row_vectors(op.linear);
+    params.epilogue = LinearEpilogue::kRule;
+    params.rule.factors = vectors.factors;
+    params.rule.activates = op.epilogue == Epilogue::kGated || op.epilogue == Epilogue::kActivate;
+    params.rule.activation = op.activation;
+    params.rule.adds = op.epilogue == Epilogue::kAdd;
+    params.bias = vectors.bias;
+    params.scale = op.scale;
+    return;
+  }
+  params.epilogue = op.epilogue == Epilogue::kGated ? LinearEpilogue::kSiluMul
+                    : op.epilogue == Epilogue::kAdd ? LinearEpilogue::kAdd
+                                                    : LinearEpilogue::kStore;
+  params.bias = weights_.vector(op.linear.bias);
+  params.scale = op.scale * UniformFactor(op.linear);
 }
 
 // What becomes of products_, which hold `parts` parts of `product_rows` rows of a matrix per token.
@@ -567,12 +581,11 @@ void NarrowOps::Launch(const ExpertGateUpOp& op) {
   ExpertParams params;
   params.linear = Params(op.input, op.norm, slice_.rows);
   params.linear.matrix = weights_.stack(op.gate_up);
-  const bool finishes = NeedsFinish(op);
-  const int product_rows = params.linear.matrix.rows;
-  params.linear.epilogue = finishes ? LinearEpilogue::kStore : LinearEpilogue::kSiluMul;
-  params.linear.output = finishes ? products_ : Values(op.output);
-  params.linear.output_stride =
-      finishes ? StrideOf(product_rows * Narrow(op.top_k)) : Stride(op.output);
+  params.linear.epilogue = NeedsRule(op) ? LinearEpilogue::kRule : LinearEpilogue::kSiluMul;
+  params.linear.rule.activates = true;
+  params.linear.rule.activation = op.activation;
+  params.linear.output = Values(op.output);
+  params.linear.output_stride = Stride(op.output);
   params.routing = Values(op.routing);
   params.routing_stride = Stride(op.routing);
   params.top_k = Narrow(op.top_k);
@@ -583,12 +596,6 @@ void NarrowOps::Launch(const ExpertGateUpOp& op) {
     params.chosen = Values(op.routing);
   }
   LaunchExpertGateUp(params, Shape(), stream_.get());
-  if (!finishes) return;
-  FinishParams finish = FinishOf(op.output, slice_.rows, product_rows, Narrow(op.top_k));
-  finish.gated = op.gated;
-  finish.activates = true;
-  finish.activation = op.activation;
-  LaunchFinish(finish, stream_.get());
 }
 
 void NarrowOps::Launch(const ExpertDownOp& op) {

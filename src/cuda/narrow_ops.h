@@ -60,6 +60,7 @@ class NarrowOps {
   void LaunchLinearOp(const LinearOp& op, int tokens, const float* input, const int* input_rows);
   void LaunchSteps(const Linear& linear, const std::optional<RmsNorm>& norm, const float* input,
                    int input_stride);
+  void SetEpilogue(const LinearOp& op, LinearParams& params) const;
   FinishParams FinishOf(BufferId output, int rows, int product_rows, int parts);
   void Launch(const EmbedOp& op);
   void Launch(const LinearOp& op);

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/kernels/packed_matrix.h"
+#include "model/plan.h"
 
 namespace adder::cuda {
 
@@ -12,6 +13,17 @@ enum class LinearEpilogue {
   kAdd,      // out += scale * y
   kSiluMul,  // the matrix is interleaved gate | up: out = silu(gate) * up, rows / 2 wide
   kRouter,   // scores = y; the last block to finish a token chooses its experts
+  kRule,     // as RowRule says
+};
+
+// What other epilogues lack. With products W norm(x) of a row, z = factor * product + bias, and the
+// result is activation(z) * z_up where the matrix is interleaved (z of the gate row and of the up
+// row), activation(z) where it only activates, z otherwise; then as kStore or kAdd.
+struct RowRule {
+  const float* factors = nullptr;  // [rows]; null: all 1
+  bool activates = false;          // always, if the matrix is interleaved
+  Activation activation = Activation::kSilu;
+  bool adds = false;
 };
 
 struct LinearParams {
@@ -28,6 +40,7 @@ struct LinearParams {
   float norm_eps = 0;
   const float* bias = nullptr;  // [rows]; null: none
   LinearEpilogue epilogue = LinearEpilogue::kStore;
+  RowRule rule;  // of kRule
   float scale = 1;
   float* output = nullptr;  // [tokens, output_stride]
   int output_stride = 0;
@@ -86,8 +99,8 @@ bool ReadsRounded(const LinearShape& shape, int tokens);
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);
 
 // For each token and chosen expert j: output[token][j * width ..] = silu(gate) * up, width = rows /
-// 2 of an interleaved stack; epilogue kSiluMul. With kStore W_j norm(x), width = rows, of a stack
-// that is not interleaved, without a shared expert and without CanRoute.
+// 2 of an interleaved stack; epilogue kSiluMul. With kRule as the rule says, width = rows of a
+// stack that is not interleaved; without CanRoute.
 void LaunchExpertGateUp(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream);
 // output[token] += scale * sum over j of weight[j] * W_j input[token][j * cols ..]; epilogue kAdd.
 void LaunchExpertDown(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream);

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/packed_matrix.h"
 
@@ -204,17 +205,22 @@ struct KernelParams {
 };
 
 // Writes one lane's part of a finished tile: the values of rows g and g + 8 for one token. `old` is
-// what kAdd adds to.
+// what is added to.
 template <LinearEpilogue kEpilogue>
 __device__ __forceinline__ void StoreRows(const LinearParams& p, float* output, int tile, int g,
                                           int token, float low, float high, float2 old) {
   const PackedMatrix& m = p.matrix;
+  constexpr bool kRule = kEpilogue == LinearEpilogue::kRule;
   // Only gated projections are interleaved.
-  constexpr bool kInterleaved = kEpilogue == LinearEpilogue::kSiluMul;
-  const int low_row = LogicalRow(kInterleaved, m.rows, tile, g);
-  const int high_row = LogicalRow(kInterleaved, m.rows, tile, g + 8);
+  const bool interleaved = kRule ? m.interleaved : kEpilogue == LinearEpilogue::kSiluMul;
+  const int low_row = LogicalRow(interleaved, m.rows, tile, g);
+  const int high_row = LogicalRow(interleaved, m.rows, tile, g + 8);
   const bool has_low = low_row < m.rows;
   const bool has_high = high_row < m.rows;
+  if (kRule && p.rule.factors != nullptr) {
+    if (has_low) low *= p.rule.factors[low_row];
+    if (has_high) high *= p.rule.factors[high_row];
+  }
   if (p.bias != nullptr) {
     if (has_low) low += p.bias[low_row];
     if (has_high) high += p.bias[high_row];
@@ -227,16 +233,29 @@ __device__ __forceinline__ void StoreRows(const LinearParams& p, float* output, 
   } else if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
     if (has_low) out[low_row] = Silu(low) * high;
   } else {
+    if constexpr (kRule) {
+      if (interleaved) {
+        if (has_low) out[low_row] = Activate(p.rule.activation, low) * high;
+        return;
+      }
+      if (p.rule.activates) {
+        low = Activate(p.rule.activation, low);
+        high = Activate(p.rule.activation, high);
+      }
+    }
     if (has_low) out[low_row] = fmaf(p.scale, low, old.x);
     if (has_high) out[high_row] = fmaf(p.scale, high, old.y);
   }
 }
 
 // What StoreRows adds to.
+template <LinearEpilogue kEpilogue>
 __device__ __forceinline__ float2 LoadOld(const LinearParams& p, const float* output, int tile,
                                           int g, int token) {
   float2 old = make_float2(0, 0);
-  if (p.epilogue != LinearEpilogue::kAdd) return old;
+  if (kEpilogue == LinearEpilogue::kRule ? !p.rule.adds : kEpilogue != LinearEpilogue::kAdd) {
+    return old;
+  }
   const PackedMatrix& m = p.matrix;
   const float* out = output + static_cast<long long>(token) * p.output_stride;
   const int low_row = LogicalRow(m.interleaved, m.rows, tile, g);

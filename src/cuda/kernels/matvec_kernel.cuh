@@ -109,6 +109,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     is_shared = choice == params.top_k;
   }
   const PackedMatrix& m = is_shared ? params.shared : p.matrix;
+  constexpr bool kRule = kEpilogue == LinearEpilogue::kRule;
+  const bool interleaved = kRule ? m.interleaved : kEpilogue == LinearEpilogue::kSiluMul;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   // The same in all lanes, which the compiler cannot know of a quotient.
@@ -133,8 +135,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       output = params.shared_output + token * params.shared_output_stride;
     } else {
       routing = params.routing + token * params.routing_stride + params.top_k + choice;
-      constexpr int kRowsPerResult = kEpilogue == LinearEpilogue::kSiluMul ? 2 : 1;
-      output += token * p.output_stride + choice * (m.rows / kRowsPerResult);
+      output += token * p.output_stride + choice * (interleaved ? m.rows / 2 : m.rows);
     }
   } else if constexpr (kExperts == Experts::kDown) {
     routing = params.routing + static_cast<long long>(blockIdx.y) * params.routing_stride;
@@ -238,18 +239,19 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
   // In blocks: the row that this thread finishes, if it does.
   const int finish_tile = block * params.row_warps + warp;
-  const int row =
-      LogicalRow(kEpilogue == LinearEpilogue::kSiluMul, m.rows, finish_tile, lane % kTileRows);
+  const int row = LogicalRow(interleaved, m.rows, finish_tile, lane % kTileRows);
   const bool finishes = !kStream && warp < params.row_warps && row < m.rows;
   const float bias = finishes && p.bias != nullptr ? p.bias[row] : 0.0f;
+  float row_factor = 1;
+  if (kRule && finishes && p.rule.factors != nullptr) row_factor = p.rule.factors[row];
 
   if (params.triggers_early) PdlTrigger();
   PdlWait();
   if (!params.triggers_early && (!kRoutes || is_shared)) PdlTrigger();
   if (kExperts == Experts::kGateUp && !is_shared) copy_first();
   float old = 0;
-  if constexpr (!kStream && kEpilogue == LinearEpilogue::kAdd) {
-    if (finishes) old = output[row];
+  if constexpr (!kStream && (kRule || kEpilogue == LinearEpilogue::kAdd)) {
+    if (finishes && (!kRule || p.rule.adds)) old = output[row];
   }
   if (p.input_rows != nullptr) input += static_cast<long long>(*p.input_rows) * p.input_stride;
   float squares = 0;
@@ -357,7 +359,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       add_quad();
       if (lane % 4 == 0) {
         StoreRows<kEpilogue>(p, output, tile, lane / 4, 0, sums[0] * scale, sums[1] * scale,
-                             LoadOld(p, output, tile, lane / 4, 0));
+                             LoadOld<kEpilogue>(p, output, tile, lane / 4, 0));
       }
       sums[0] = sums[1] = 0;
     }
@@ -408,11 +410,22 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
                             params.router_bias == nullptr ? y : y + params.router_bias[expert]);
           }
         } else {
-          y += bias;
-          if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
+          if constexpr (kRule) {
+            y = fmaf(y, row_factor, bias);
+            if (interleaved || p.rule.activates) {
+              const float up = __shfl_xor_sync(0xffffffffu, y, 8);
+              y = Activate(p.rule.activation, y);
+              if (interleaved) y *= up;
+            }
+            if (finishes && lane < (interleaved ? 8 : kTileRows)) {
+              output[row] = fmaf(p.scale, y, old);
+            }
+          } else if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
+            y += bias;
             const float up = __shfl_xor_sync(0xffffffffu, y, 8);
             if (finishes && lane < 8) output[row] = FastSilu(y) * up;
           } else if (finishes && lane < kTileRows) {
+            y += bias;
             if constexpr (kEpilogue == LinearEpilogue::kRouter) {
               if (gridDim.x == 1) {
                 chosen.SetScore(row, y);
