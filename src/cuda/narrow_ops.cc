@@ -41,6 +41,7 @@ NarrowOps::NarrowOps(const Program& program, const DeviceWeights& weights, const
       rows_(rows) {
   AllocateBuffers();
   AllocateRounded();
+  FindJoined();
 }
 
 int NarrowOps::Width(BufferId id) const { return BufferWidth(program_, id); }
@@ -49,25 +50,13 @@ int NarrowOps::Stride(BufferId id) const { return BufferStride(program_, id); }
 void NarrowOps::Launch(const Op& op, const Slice& slice) {
   const NvtxRange range(op.name);
   slice_ = slice;
-  rounded_fresh_[static_cast<size_t>(OutputOf(op))] = false;
+  MarkWritten(OutputOf(op));
   // CheckSupported has refused programs with other ops.
   std::visit(
       [this](const auto& body) {
         if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body);
       },
       op.body);
-}
-
-void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
-  slice_ = slice;
-  if ((index > 0 && SharedExpertOf(index - 1) != nullptr) || JoinsGates(index)) return;
-  shared_expert_ = SharedExpertOf(index);
-  if (index > 0 && JoinsGates(index - 1)) {
-    joined_router_ = &std::get<RouterOp>(program_.ops[index - 1].body);
-  }
-  Launch(program_.ops[index], slice);
-  shared_expert_ = nullptr;
-  joined_router_ = nullptr;
 }
 
 void NarrowOps::LaunchHead(const LinearOp& head, int rows, const float* input,
@@ -188,53 +177,6 @@ void NarrowOps::AllocateRounded() {
     if (rounded_fresh_[i]) rounded_[i] = rounded_memory_.as<uint16_t>() + offsets[i];
     rounded_fresh_[i] = false;
   }
-}
-
-// Of a step: the op behind a launch of experts that multiplies the same activations by an expert
-// which every token takes, or adds its product to the same buffer. One launch does both, and the
-// second op has none of its own.
-const LinearOp* NarrowOps::SharedExpertOf(size_t index) const {
-  constexpr int kMostRows = 8;
-  if (f32_ || slice_.rows > kMostRows || index + 1 >= program_.ops.size()) return nullptr;
-  const auto* linear = std::get_if<LinearOp>(&program_.ops[index + 1].body);
-  if (linear == nullptr || linear->linear.bias != kNoId || linear->linear.scaled() ||
-      NeedsFinish(*linear)) {
-    return nullptr;
-  }
-  const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
-  const Op& op = program_.ops[index];
-  if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-    const bool same =
-        linear->epilogue == (gate_up->gated ? Epilogue::kGated : Epilogue::kActivate) &&
-        linear->activation == gate_up->activation && linear->input == gate_up->input &&
-        linear->norm == gate_up->norm;
-    return same && CanShareLaunch(weights_.stack(gate_up->gate_up), shared) ? linear : nullptr;
-  }
-  if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
-    const bool same = linear->epilogue == Epilogue::kAdd && linear->output == down->output &&
-                      linear->scale == down->scale && !linear->norm;
-    return same && CanShareLaunch(weights_.stack(down->down), shared) ? linear : nullptr;
-  }
-  return nullptr;
-}
-// Of a step: whether the op is a router whose choice the launch of the op behind it makes.
-bool NarrowOps::JoinsGates(size_t index) const {
-  if (f32_ || index + 1 >= program_.ops.size()) return false;
-  const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
-  const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
-  return router != nullptr && gate_up != nullptr && !NeedsRule(*gate_up) &&
-         router->routing.plain() && router->output == gate_up->routing &&
-         router->input == gate_up->input && router->norm == gate_up->norm &&
-         CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
-                  slice_.rows);
-}
-void NarrowOps::ShareLaunch(ExpertParams& params) const {
-  if (shared_expert_ == nullptr) return;
-  params.shared = weights_.matrix(shared_expert_->linear.weight);
-  params.shared_input = Values(shared_expert_->input);
-  params.shared_input_stride = Stride(shared_expert_->input);
-  params.shared_output = Values(shared_expert_->output);
-  params.shared_output_stride = Stride(shared_expert_->output);
 }
 
 LinearShape NarrowOps::Shape() const {
@@ -528,6 +470,7 @@ void NarrowOps::Launch(const AttentionOp& op) {
   params.rounded_output_stride = RoundedStride(op.output);
   params.partial = partial_;
   params.arrivals = counters_.as<unsigned>();
+  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     LaunchAttentionStep(params, stream_.get());
   } else {

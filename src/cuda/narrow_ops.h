@@ -53,6 +53,11 @@ class NarrowOps {
   const LinearOp* SharedExpertOf(size_t index) const;
   bool JoinsGates(size_t index) const;
   void ShareLaunch(ExpertParams& params) const;
+  static float FactorOf(const LinearOp& op);
+  void FindJoined();
+  void LaunchPair(size_t index);
+  void LaunchAdditions(size_t index);
+  void MarkWritten(BufferId id) { rounded_fresh_[static_cast<size_t>(id)] = false; }
 
   LinearShape Shape() const;
   RmsNormParams NormParams(const RmsNorm& norm, BufferId input) const;
@@ -98,9 +103,19 @@ class NarrowOps {
   uint16_t* low_rank_ = nullptr;  // those, rounded
   DeviceMemory counters_;
 
+  // What an op of a single token's step is launched with.
+  struct Joined {
+    size_t second = 0;  // the op behind that its launch does too; 0: none
+    bool is_second = false;
+    size_t routing = 0;  // of additions: place in additions_
+  };
+  std::vector<Joined> joined_;  // per op
+  DeviceMemory additions_;      // weight and number of only experts
+
   Slice slice_;                              // what is being launched
   const LinearOp* shared_expert_ = nullptr;  // that the op being launched takes in
   const RouterOp* joined_router_ = nullptr;  // likewise
+  bool beside_previous_ = false;             // see AttentionParams
 };
 
 }  // namespace adder::cuda

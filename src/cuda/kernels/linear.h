@@ -98,6 +98,14 @@ bool ReadsRounded(const LinearShape& shape, int tokens);
 
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);
 
+// Whether LaunchLinearPair takes these two matrices.
+bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const LinearShape& shape);
+// Two matrices that one token's row goes through: as LaunchLinear of both, in one launch. The input
+// and its norm are the first's; epilogues are kStore, or kRule without an activation or an
+// addition.
+void LaunchLinearPair(const LinearParams& first, const LinearParams& second,
+                      const LinearShape& shape, cudaStream_t stream);
+
 // For each token and chosen expert j: output[token][j * width ..] = silu(gate) * up, width = rows /
 // 2 of an interleaved stack; epilogue kSiluMul. With kRule as the rule says, width = rows of a
 // stack that is not interleaved; without CanRoute.

@@ -46,6 +46,7 @@ void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Exper
     case Experts::kDown:
       return DispatchMatvec<Experts::kDown, LinearEpilogue::kAdd>(linear, experts, shape, stream);
     case Experts::kNone:
+    case Experts::kPair:
       break;
   }
   switch (linear.epilogue) {

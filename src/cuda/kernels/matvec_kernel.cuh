@@ -56,6 +56,10 @@ struct MatvecParams {
   int shared_input_stride;
   float* shared_output;
   int shared_output_stride;
+  // Of the second matrix of a pair.
+  const float* second_bias;
+  const float* second_factors;
+  float second_scale;
   PackedMatrix router;
   const float* router_bias;
   float* chosen;
@@ -97,7 +101,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr bool kStream = kWalk == Walk::kStream;
   constexpr bool kNormalizes = kExperts != Experts::kDown;
   constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
-  constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes;
+  constexpr bool kPair = kExperts == Experts::kPair;
+  constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes || kPair;
   const LinearParams& p = params.linear;
   // The last blocks of a row of the grid have the shared expert (gate, up).
   int block = static_cast<int>(blockIdx.x);
@@ -133,7 +138,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     input += token * p.input_stride;
     if (is_shared) {
       output = params.shared_output + token * params.shared_output_stride;
-    } else {
+    } else if constexpr (!kPair) {
       routing = params.routing + token * params.routing_stride + params.top_k + choice;
       output += token * p.output_stride + choice * (interleaved ? m.rows / 2 : m.rows);
     }
@@ -190,7 +195,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     unsigned char* to = weights + slot * kSpanBytes<F, kWide>;
     if constexpr (kRoutes) {
       if (!is_shared && !is_routing) matrix = chosen.experts[choice];
-    } else if constexpr (kGateUp) {
+    } else if constexpr (kGateUp && !kPair) {
       if (!is_shared) matrix = static_cast<int>(*routing);
     }
     if (kExperts == Experts::kDown && span >= routed_spans) {
@@ -241,9 +246,12 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const int finish_tile = block * params.row_warps + warp;
   const int row = LogicalRow(interleaved, m.rows, finish_tile, lane % kTileRows);
   const bool finishes = !kStream && warp < params.row_warps && row < m.rows;
-  const float bias = finishes && p.bias != nullptr ? p.bias[row] : 0.0f;
+  const bool is_second = kPair && is_shared;
+  const float* biases = is_second ? params.second_bias : p.bias;
+  const float bias = finishes && biases != nullptr ? biases[row] : 0.0f;
+  const float* row_factors = is_second ? params.second_factors : p.rule.factors;
   float row_factor = 1;
-  if (kRule && finishes && p.rule.factors != nullptr) row_factor = p.rule.factors[row];
+  if (kRule && finishes && row_factors != nullptr) row_factor = row_factors[row];
 
   if (params.triggers_early) PdlTrigger();
   PdlWait();
@@ -418,7 +426,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
               if (interleaved) y *= up;
             }
             if (finishes && lane < (interleaved ? 8 : kTileRows)) {
-              output[row] = fmaf(p.scale, y, old);
+              output[row] = fmaf(is_second ? params.second_scale : p.scale, y, old);
             }
           } else if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
             y += bias;

@@ -36,7 +36,7 @@ struct Launcher {
     params.spans = (m.chunks + kChunks - 1) / kChunks;
     params.spans_reciprocal = Reciprocal(params.spans);
     constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
-    constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes;
+    constexpr bool kGateUp = kExperts == Experts::kGateUp || kExperts == Experts::kPair || kRoutes;
     int spans = params.spans * (kExperts == Experts::kDown ? params.top_k : 1);
     if (kExperts == Experts::kDown) spans += (params.shared.chunks + kChunks - 1) / kChunks;
     params.spans_of_block = spans;
@@ -126,7 +126,8 @@ struct Launcher {
 
 template <Experts kExperts, LinearEpilogue kEpilogue>
 void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
-                    const LinearShape& shape, cudaStream_t stream) {
+                    const LinearShape& shape, cudaStream_t stream,
+                    const LinearParams* second = nullptr) {
   const PackedMatrix& m = linear.matrix;
   Launcher launcher = {};
   launcher.params.linear = linear;
@@ -134,7 +135,8 @@ void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
   // of experts, it reads first what was routed.
   constexpr int64_t kSmallQuantized = 4 << 20;
   constexpr int64_t kSmallDense = 8 << 20;
-  launcher.params.triggers_early = (kExperts == Experts::kNone || kExperts == Experts::kDown) &&
+  launcher.params.triggers_early = kExperts != Experts::kGateUp &&
+                                   kExperts != Experts::kRoutedGateUp &&
                                    m.data_stride * int64_t{sizeof(uint4)} <
                                        (IsQuantized(m.format) ? kSmallQuantized : kSmallDense);
   launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
@@ -154,6 +156,15 @@ void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
     launcher.params.router_bias = experts->router_bias;
     launcher.params.chosen = experts->chosen;
     launcher.grid_y = static_cast<unsigned>(linear.tokens);
+  }
+  if (second != nullptr) {
+    launcher.params.top_k = 1;
+    launcher.params.shared = second->matrix;
+    launcher.params.shared_output = second->output;
+    launcher.params.shared_output_stride = second->output_stride;
+    launcher.params.second_bias = second->bias;
+    launcher.params.second_factors = second->rule.factors;
+    launcher.params.second_scale = second->scale;
   }
   const bool wide = m.scale_format == ScaleFormat::kWide;
   switch (m.format) {

@@ -11,4 +11,20 @@ void LaunchRuledMatvec(const LinearParams& linear, const ExpertParams* experts,
   DispatchMatvec<Experts::kGateUp, LinearEpilogue::kRule>(linear, experts, shape, stream);
 }
 
+bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const LinearShape& shape) {
+  // More are better off in streams, each matrix by itself.
+  const int most_tiles = shape.multiprocessors * 4;
+  return !shape.batch_invariant && first.format == second.format &&
+         first.scale_format == second.scale_format && first.cols == second.cols &&
+         first.cols % 4 == 0 && !first.interleaved && !second.interleaved &&
+         first.tiles + second.tiles <= most_tiles;
+}
+
+void LaunchLinearPair(const LinearParams& first, const LinearParams& second,
+                      const LinearShape& shape, cudaStream_t stream) {
+  LinearParams ruled = first;
+  ruled.epilogue = LinearEpilogue::kRule;
+  DispatchMatvec<Experts::kPair, LinearEpilogue::kRule>(ruled, nullptr, shape, stream, &second);
+}
+
 }  // namespace adder::cuda
