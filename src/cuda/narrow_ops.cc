@@ -479,32 +479,11 @@ void NarrowOps::Launch(const AttentionOp& op) {
   }
 }
 
-void NarrowOps::Launch(const RouterOp& op) {
-  LinearParams params = Params(op.input, op.norm, slice_.rows);
-  params.matrix = weights_.matrix(op.router.weight);
-  params.bias = weights_.vector(op.router.bias);
-  const bool plain = op.routing.plain();
-  if (plain) {
-    params.epilogue = LinearEpilogue::kRouter;
-    params.output = Values(op.output);
-    params.output_stride = Stride(op.output);
-    params.top_k = Narrow(op.top_k);
-    params.scores = scores_;
-    params.arrivals = counters_.as<unsigned>();
-  } else {
-    params.output = scores_;
-    params.output_stride = StrideOf(params.matrix.rows);
-  }
-  const LinearShape shape = Shape();
-  if (ReadsRounded(shape, slice_.rows))
-    params.rounded_input = RoundedInput(op.input, params.input, slice_.rows, nullptr);
-  params.rounded_input_stride = RoundedStride(op.input);
-  LaunchLinear(params, shape, stream_.get());
-  if (plain) return;
+RouteParams NarrowOps::RouteOf(const RouterOp& op) const {
   const Routing& routing = op.routing;
   RouteParams route;
   route.logits = scores_;
-  route.logits_stride = params.output_stride;
+  route.logits_stride = StrideOf(Narrow(op.experts));
   route.tokens = slice_.rows;
   route.experts = Narrow(op.experts);
   route.top_k = Narrow(op.top_k);
@@ -517,7 +496,33 @@ void NarrowOps::Launch(const RouterOp& op) {
   route.scale = routing.scale;
   route.output = Values(op.output);
   route.output_stride = Stride(op.output);
-  LaunchRoute(route, stream_.get());
+  return route;
+}
+
+void NarrowOps::Launch(const RouterOp& op) {
+  LinearParams params = Params(op.input, op.norm, slice_.rows);
+  params.matrix = weights_.matrix(op.router.weight);
+  params.bias = weights_.vector(op.router.bias);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.scores = scores_;
+  params.arrivals = counters_.as<unsigned>();
+  const LinearShape shape = Shape();
+  const bool plain = op.routing.plain();
+  if (plain) {
+    params.epilogue = LinearEpilogue::kRouter;
+    params.top_k = Narrow(op.top_k);
+  } else if (slice_.rows == 1 && !f32_ && params.matrix.cols % 4 == 0) {
+    return LaunchRouterByRule(params, RouteOf(op), shape, stream_.get());
+  } else {
+    params.output = scores_;
+    params.output_stride = StrideOf(Narrow(op.experts));
+  }
+  if (ReadsRounded(shape, slice_.rows))
+    params.rounded_input = RoundedInput(op.input, params.input, slice_.rows, nullptr);
+  params.rounded_input_stride = RoundedStride(op.input);
+  LaunchLinear(params, shape, stream_.get());
+  if (!plain) LaunchRoute(RouteOf(op), stream_.get());
 }
 
 void NarrowOps::Launch(const ExpertGateUpOp& op) {

@@ -12,6 +12,7 @@
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/rms_norm.h"
+#include "cuda/kernels/route.h"
 #include "cuda/slice.h"
 #include "program/program.h"
 
@@ -65,6 +66,7 @@ class NarrowOps {
   void LaunchLinearOp(const LinearOp& op, int tokens, const float* input, const int* input_rows);
   void LaunchSteps(const Linear& linear, const std::optional<RmsNorm>& norm, const float* input,
                    int input_stride);
+  RouteParams RouteOf(const RouterOp& op) const;
   void SetEpilogue(const LinearOp& op, LinearParams& params) const;
   FinishParams FinishOf(BufferId output, int rows, int product_rows, int parts);
   void Launch(const EmbedOp& op);

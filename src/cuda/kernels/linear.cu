@@ -266,6 +266,8 @@ __global__ void __launch_bounds__(kWarps * 32)
       case LinearEpilogue::kRule:
         store.template operator()<LinearEpilogue::kRule>();
         break;
+      case LinearEpilogue::kRouteByRule:
+        break;
     }
   }
 

@@ -4,16 +4,18 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/kernels/packed_matrix.h"
+#include "cuda/kernels/route.h"
 #include "model/plan.h"
 
 namespace adder::cuda {
 
 enum class LinearEpilogue {
-  kStore,    // out = scale * y
-  kAdd,      // out += scale * y
-  kSiluMul,  // the matrix is interleaved gate | up: out = silu(gate) * up, rows / 2 wide
-  kRouter,   // scores = y; the last block to finish a token chooses its experts
-  kRule,     // as RowRule says
+  kStore,        // out = scale * y
+  kAdd,          // out += scale * y
+  kSiluMul,      // the matrix is interleaved gate | up: out = silu(gate) * up, rows / 2 wide
+  kRouter,       // scores = y; the last block to finish a token chooses its experts
+  kRule,         // as RowRule says
+  kRouteByRule,  // of LaunchRouterByRule
 };
 
 // What other epilogues lack. With products W norm(x) of a row, z = factor * product + bias, and the
@@ -97,6 +99,12 @@ struct LinearShape {
 bool ReadsRounded(const LinearShape& shape, int tokens);
 
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);
+
+// As LaunchLinear with the results as logits of LaunchRoute, in one launch, for one token and not
+// LinearShape::batch_invariant. The matrix has a multiple of four columns; of `route`, logits and
+// tokens are not used. `scores` and `arrivals` as for kRouter.
+void LaunchRouterByRule(const LinearParams& linear, const RouteParams& route,
+                        const LinearShape& shape, cudaStream_t stream);
 
 // Whether LaunchLinearPair takes these two matrices.
 bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const LinearShape& shape);

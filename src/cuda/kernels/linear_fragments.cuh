@@ -323,10 +323,9 @@ __device__ inline void ChooseExperts(const float* scores, int experts, int top_k
   for (int j = lane; j < top_k; j += 32) out[j] /= sum;
 }
 
-// The end of a router's kernel: the last block to have written its scores chooses the experts of
-// tokens [first, end). `arrivals` is these tokens' counter.
-__device__ inline void RouteWhenLast(const LinearParams& p, float* output, int first, int end,
-                                     unsigned* arrivals) {
+// Whether this is the last block of a row of the grid that gets here, and sees what others wrote
+// before. `arrivals` is zero before and after.
+__device__ inline bool ArrivesLast(unsigned* arrivals) {
   __threadfence();
   __syncthreads();
   __shared__ bool last;
@@ -335,8 +334,15 @@ __device__ inline void RouteWhenLast(const LinearParams& p, float* output, int f
     if (last) *arrivals = 0;
   }
   __syncthreads();
-  if (!last) return;
-  __threadfence();
+  if (last) __threadfence();
+  return last;
+}
+
+// The end of a router's kernel: the last block to have written its scores chooses the experts of
+// tokens [first, end). `arrivals` is these tokens' counter.
+__device__ inline void RouteWhenLast(const LinearParams& p, float* output, int first, int end,
+                                     unsigned* arrivals) {
+  if (!ArrivesLast(arrivals)) return;
   const int warps = static_cast<int>(blockDim.x / 32);
   for (int token = first + static_cast<int>(threadIdx.x / 32); token < end; token += warps) {
     ChooseExperts(p.scores + static_cast<long long>(token) * p.matrix.rows, p.matrix.rows, p.top_k,

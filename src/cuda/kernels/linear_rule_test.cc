@@ -203,6 +203,68 @@ TEST_P(LinearRules, Experts) {
   }
 }
 
+// Logits of one token by sums in double; the choice among them by the kernel that only chooses.
+TEST_P(LinearRules, RouterInOneLaunch) {
+  constexpr int kCols = 320;
+  for (const int experts : {20, 300}) {
+    const Matrices matrix(GetParam(), 1, experts, kCols, false, 5);
+    Numbers numbers(17);
+    const std::vector<float> input = numbers.Vector(kCols, 0.1f);
+    const std::vector<float> norm = numbers.Vector(kCols, 0.1f, 0.2f);
+    const std::vector<float> bias = numbers.Vector(static_cast<size_t>(experts), 0.5f);
+    const DeviceArray<float> device_input(input), device_norm(norm), device_bias(bias);
+    const DeviceArray<float> logits(static_cast<size_t>(experts));
+    const DeviceArray<unsigned> arrivals(1);
+    for (const bool sigmoid : {false, true}) {
+      RouteParams route;
+      route.experts = experts;
+      route.top_k = 6;
+      route.sigmoid = sigmoid;
+      route.choice_bias = sigmoid ? device_bias.data() : nullptr;
+      route.groups = 4;
+      route.top_groups = sigmoid ? 2 : 4;
+      route.normalizes = sigmoid;
+      route.scale = 2.5f;
+      route.tokens = 1;
+      route.logits = logits.data();
+      route.logits_stride = experts;
+      route.output_stride = 12;
+      const DeviceArray<float> found(12), expected(12);
+      LinearParams p;
+      p.matrix = matrix.view;
+      p.input = device_input.data();
+      p.input_stride = kCols;
+      p.tokens = 1;
+      p.norm_weight = device_norm.data();
+      p.norm_eps = 1e-3f;
+      p.bias = device_bias.data();
+      p.output = found.data();
+      p.output_stride = 12;
+      p.scores = logits.data();
+      p.arrivals = arrivals.data();
+      const Stream stream;
+      LaunchRouterByRule(p, route, OnDevice(false), stream.get());
+      route.output = expected.data();
+      LaunchRoute(route, stream.get());
+      stream.Synchronize();
+      EXPECT_EQ(found.Download(), expected.Download());
+      EXPECT_EQ(arrivals.Download()[0], 0u);
+      double squares = 0;
+      for (float x : input) squares += double{x} * x;
+      std::vector<double> sums;
+      for (int e = 0; e < experts; ++e) {
+        double sum = 0;
+        for (int col = 0; col < kCols; ++col) {
+          const auto c = static_cast<size_t>(col);
+          sum += matrix.at(0, e, col) * input[c] * norm[c];
+        }
+        sums.push_back(sum / std::sqrt(squares / kCols + 1e-3) + bias[static_cast<size_t>(e)]);
+      }
+      EXPECT_LT(RelativeError(logits.Download(), sums, 0, sums.size()), 5e-4);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, LinearRules, testing::ValuesIn(kFormats),
                          [](const auto& test) { return std::string(test.param.name); });
 

@@ -61,6 +61,7 @@ void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Exper
       return DispatchMatvec<Experts::kNone, LinearEpilogue::kRouter>(linear, experts, shape,
                                                                      stream);
     case LinearEpilogue::kRule:
+    case LinearEpilogue::kRouteByRule:
       break;
   }
 }

@@ -25,6 +25,7 @@
 #include "cuda/kernels/expert_choice.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
+#include "cuda/kernels/route.cuh"
 
 namespace adder::cuda {
 
@@ -60,6 +61,7 @@ struct MatvecParams {
   const float* second_bias;
   const float* second_factors;
   float second_scale;
+  RouteParams route;  // of kRouteByRule
   PackedMatrix router;
   const float* router_bias;
   float* chosen;
@@ -440,6 +442,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
               } else {
                 __stcg(p.scores + row, y);
               }
+            } else if constexpr (kEpilogue == LinearEpilogue::kRouteByRule) {
+              __stcg(p.scores + row, y);
             } else {
               output[row] = fmaf(p.scale, y, old);
             }
@@ -468,6 +472,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       WaitForCopies<0>();
       __syncwarp();
     }
+  }
+  if constexpr (kEpilogue == LinearEpilogue::kRouteByRule) {
+    if (!ArrivesLast(p.arrivals)) return;
+    for (int e = thread; e < m.rows; e += static_cast<int>(blockDim.x)) {
+      chosen.scores[e] = __ldcg(p.scores + e);
+    }
+    __syncthreads();
+    ChooseByRule(params.route, chosen.scores, output);
   }
   if constexpr (kEpilogue == LinearEpilogue::kRouter) {
     if (gridDim.x > 1) return RouteWhenLast(p, output, 0, 1, p.arrivals);

@@ -66,7 +66,9 @@ struct Launcher {
       return Start<F, kWide, kExperts, kEpilogue, Walk::kOnce>(blocks);
     }
     // What large models have more tiles of than fit on the device at once.
-    if constexpr (kExperts == Experts::kNone && kEpilogue != LinearEpilogue::kRouter) {
+    constexpr bool kChooses =
+        kEpilogue == LinearEpilogue::kRouter || kEpilogue == LinearEpilogue::kRouteByRule;
+    if constexpr (kExperts == Experts::kNone && !kChooses) {
       if (blocks > 2 * multiprocessors) {
         params.column_warps = 1;
         params.row_warps = kStreamWarps;
@@ -99,8 +101,11 @@ struct Launcher {
     const int activation_bytes = IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
                                                 : 4 * (chunks * kChunkCols + kColumnPad);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
-    const int router_bytes = ExpertChoice::Bytes(
-        kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows : params.router.rows);
+    const int router_bytes =
+        kEpilogue == LinearEpilogue::kRouteByRule
+            ? ChoiceByRuleBytes(params.route.experts, params.route.groups)
+            : ExpertChoice::Bytes(kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows
+                                                                       : params.router.rows);
     auto shared = static_cast<size_t>(params.weight_spans * kSpanBytes<F, kWide> +
                                       activation_bytes + 16 + partial_bytes + 4 + router_bytes);
     // Of matrices that add to the residual, no two blocks share a multiprocessor: the device puts
@@ -127,7 +132,7 @@ struct Launcher {
 template <Experts kExperts, LinearEpilogue kEpilogue>
 void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
                     const LinearShape& shape, cudaStream_t stream,
-                    const LinearParams* second = nullptr) {
+                    const LinearParams* second = nullptr, const RouteParams* route = nullptr) {
   const PackedMatrix& m = linear.matrix;
   Launcher launcher = {};
   launcher.params.linear = linear;
@@ -157,6 +162,7 @@ void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
     launcher.params.chosen = experts->chosen;
     launcher.grid_y = static_cast<unsigned>(linear.tokens);
   }
+  if (route != nullptr) launcher.params.route = *route;
   if (second != nullptr) {
     launcher.params.top_k = 1;
     launcher.params.shared = second->matrix;

@@ -1,4 +1,4 @@
-// The matrix kernel for one token with results as RowRule says.
+// The matrix kernel for one token with results as RowRule says, and of routers by rules.
 #include "cuda/kernels/matvec_launch.cuh"
 
 namespace adder::cuda {
@@ -9,6 +9,12 @@ void LaunchRuledMatvec(const LinearParams& linear, const ExpertParams* experts,
     return DispatchMatvec<Experts::kNone, LinearEpilogue::kRule>(linear, nullptr, shape, stream);
   }
   DispatchMatvec<Experts::kGateUp, LinearEpilogue::kRule>(linear, experts, shape, stream);
+}
+
+void LaunchRouterByRule(const LinearParams& linear, const RouteParams& route,
+                        const LinearShape& shape, cudaStream_t stream) {
+  DispatchMatvec<Experts::kNone, LinearEpilogue::kRouteByRule>(linear, nullptr, shape, stream,
+                                                               nullptr, &route);
 }
 
 bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const LinearShape& shape) {
