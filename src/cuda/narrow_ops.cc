@@ -353,7 +353,8 @@ void NarrowOps::Launch(const NormAddOp& op) {
   LaunchRmsNorm(norm, stream_.get());
 }
 
-void NarrowOps::Launch(const CausalConvOp& op) {
+// All but the rounded output.
+CausalConvParams NarrowOps::ConvOf(const CausalConvOp& op) const {
   CausalConvParams params;
   params.channels = Narrow(op.channels);
   params.d_conv = Narrow(op.d_conv);
@@ -370,6 +371,11 @@ void NarrowOps::Launch(const CausalConvOp& op) {
   params.input_stride = Stride(op.input);
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
+  return params;
+}
+
+void NarrowOps::Launch(const CausalConvOp& op) {
+  CausalConvParams params = ConvOf(op);
   params.rounded_output = RoundedOutput(op.output);
   params.rounded_output_stride = RoundedStride(op.output);
   LaunchCausalConv(params, slice_.most_tokens, stream_.get());
