@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "cuda/cuda_call.h"
+#include "cuda/supported.h"
 
 namespace adder::cuda {
 namespace {
@@ -21,6 +22,10 @@ size_t RawBytes(const WeightMatrix& matrix) {
     total += 3 * kAlign + static_cast<size_t>(segment.bytes());
   }
   return total;
+}
+
+bool HaveOneFormat(const MatrixSegment& a, const MatrixSegment& b) {
+  return a.dtype == b.dtype && a.bits == b.bits && a.group_size == b.group_size;
 }
 
 int Narrow(int64_t value) {
@@ -63,6 +68,16 @@ void ChooseFormat(const std::vector<const WeightMatrix*>& sources, PackedMatrix&
   }
 }
 
+// What multiplies the rows of a scaled map, without its input_scale.
+std::vector<float> RowFactors(const Linear& linear, const BoundWeights& weights) {
+  std::vector<float> factors;
+  for (const RowScale& scale : linear.row_scales) {
+    factors.insert(factors.end(), static_cast<size_t>(scale.rows), scale.factor);
+  }
+  factors.resize(static_cast<size_t>(weights.matrices[static_cast<size_t>(linear.weight)].rows), 1);
+  return factors;
+}
+
 }  // namespace
 
 DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
@@ -71,13 +86,18 @@ DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
     if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
       Collect({embed->embedding}, false);
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      Collect({linear->linear.weight}, linear->epilogue == Epilogue::kGated);
+      Collect({linear->linear.weight},
+              linear->epilogue == Epilogue::kGated && !NeedsFinish(*linear));
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       Collect({router->router.weight}, false);
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      Collect(gate_up->gate_up, true);
+      Collect(gate_up->gate_up, gate_up->gated);
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
       Collect(down->down, false);
+    } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+      Collect({scan->mixer.dt_proj.weight}, false);
+    } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      Collect({selected->mixer.selection->dt_proj.weight}, false);
     }
   }
   const BoundWeights& weights = *program.weights;
@@ -142,38 +162,51 @@ void DeviceWeights::Plan(const BoundWeights& weights, const std::vector<MatrixId
 
 void DeviceWeights::Upload(const WeightMatrix& source, bool mapped, const Matrix& matrix, int index,
                            const Stream& stream) {
-  if (source.segments.size() > kMaxSegments) {
-    Fail("A weight matrix has ", source.segments.size(), " parts; the CUDA backend takes at most ",
-         kMaxSegments, ".");
-  }
   RawMatrix raw;
   size_t used = 0;
-  const auto copy = [&](const std::byte* from, int64_t bytes) {
-    auto* to = raw_.as<unsigned char>() + used;
-    const auto size = static_cast<size_t>(bytes);
-    Check(cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, stream.get()),
-          "copying weights to the GPU");
-    used += Aligned(size);
-    if (mapped) MappedFile::Release({from, size});
-    return to;
-  };
+  const std::vector<MatrixSegment>& segments = source.segments;
   int row = 0;
-  for (const MatrixSegment& segment : source.segments) {
+  for (size_t begin = 0; begin < segments.size();) {
+    // Neighbours of one format are copied behind each other and are one segment from then on.
+    const MatrixSegment& first = segments[begin];
+    size_t end = begin;
+    int64_t rows = 0;
+    for (; end < segments.size() && HaveOneFormat(first, segments[end]); ++end) {
+      rows += segments[end].rows;
+    }
+    if (raw.count == kMaxSegments) {
+      Fail("The formats of a weight matrix's rows change more than ", kMaxSegments - 1,
+           " times, which the CUDA backend cannot take; use --device cpu.");
+    }
+    const auto copy = [&](const std::byte* MatrixSegment::*from, int64_t row_bytes) {
+      auto* to = raw_.as<unsigned char>() + used;
+      for (size_t i = begin; i < end; ++i) {
+        const auto size = static_cast<size_t>(segments[i].rows * row_bytes);
+        Check(cudaMemcpyAsync(raw_.as<unsigned char>() + used, segments[i].*from, size,
+                              cudaMemcpyHostToDevice, stream.get()),
+              "copying weights to the GPU");
+        used += size;
+        if (mapped) MappedFile::Release({segments[i].*from, size});
+      }
+      used = Aligned(used);
+      return to;
+    };
     RawSegment& out = raw.segments[raw.count++];
     out.row_begin = row;
-    out.rows = Narrow(segment.rows);
-    out.bits = segment.bits;
-    out.group_size = segment.group_size;
-    out.float_bytes = static_cast<int>(DTypeSize(segment.dtype));
-    out.bfloat16 = segment.dtype == DType::kBF16;
-    out.row_bytes = segment.row_bytes();
-    out.data = copy(segment.data, segment.rows * segment.row_bytes());
-    if (segment.quantized()) {
-      const int64_t bytes = segment.rows * segment.groups() * out.float_bytes;
-      out.scales = copy(segment.scales, bytes);
-      out.biases = copy(segment.biases, bytes);
+    out.rows = Narrow(rows);
+    out.bits = first.bits;
+    out.group_size = first.group_size;
+    out.float_bytes = static_cast<int>(DTypeSize(first.dtype));
+    out.bfloat16 = first.dtype == DType::kBF16;
+    out.row_bytes = first.row_bytes();
+    out.data = copy(&MatrixSegment::data, first.row_bytes());
+    if (first.quantized()) {
+      const int64_t row_bytes = first.groups() * out.float_bytes;
+      out.scales = copy(&MatrixSegment::scales, row_bytes);
+      out.biases = copy(&MatrixSegment::biases, row_bytes);
     }
     row += out.rows;
+    begin = end;
   }
   LaunchPack(raw, matrix.view, index, stream.get());
 }
@@ -191,6 +224,37 @@ void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) 
     vector_offsets_.push_back(add(vector));
   }
   for (const Op& op : program.ops) {
+    if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+      const std::optional<RmsNorm>& norm = scan->mixer.dt_norm;
+      const auto size = static_cast<size_t>(scan->mixer.dt_rank);
+      if (norm && norm->weight == kNoId) ones_ = std::max(ones_, size);
+      continue;
+    }
+    if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      constexpr int64_t kMostDense = 1 << 16;
+      const MatrixId id = scan->mixer.selection->dt_proj.weight;
+      const WeightMatrix& matrix = program.weights->matrices[static_cast<size_t>(id)];
+      if (matrix.rows * matrix.cols > kMostDense || dense_offsets_.count(id) != 0) continue;
+      std::vector<float> dense(static_cast<size_t>(matrix.rows * matrix.cols));
+      for (int64_t row = 0; row < matrix.rows; ++row) {
+        DequantizeRow(matrix, row, dense.data() + row * matrix.cols);
+      }
+      dense_offsets_[id] = add(dense);
+    }
+    const auto* linear = std::get_if<LinearOp>(&op.body);
+    if (linear != nullptr && NeedsRule(*linear) && linear->linear.scaled()) {
+      const Linear& map = linear->linear;
+      const std::vector<float> factors = RowFactors(map, *program.weights);
+      const auto [place, added] = row_offsets_.try_emplace(map.weight);
+      if (!added) continue;
+      std::vector<float> scaled = factors;
+      for (float& factor : scaled) factor *= map.input_scale;
+      place->second.factors = add(scaled);
+      if (map.bias == kNoId) continue;
+      std::vector<float> bias = program.weights->vectors[static_cast<size_t>(map.bias)];
+      for (size_t row = 0; row < bias.size(); ++row) bias[row] *= factors[row];
+      place->second.bias = add(bias);
+    }
     const auto* attention = std::get_if<AttentionOp>(&op.body);
     if (attention == nullptr || !attention->mixer.rope) continue;
     const std::vector<float>& frequencies = attention->mixer.rope->inverse_frequencies;
@@ -198,6 +262,7 @@ void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) 
       frequency_offsets_[frequencies] = add(frequencies);
     }
   }
+  ones_offset_ = add(std::vector<float>(ones_, 1.0f));
   vectors_ = DeviceMemory(all.size() * sizeof(float));
   bytes_ += static_cast<int64_t>(vectors_.bytes());
   if (all.empty()) return;
@@ -211,6 +276,22 @@ void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) 
 const float* DeviceWeights::vector(VectorId id) const {
   if (id == kNoId) return nullptr;
   return vectors_.as<const float>() + vector_offsets_.at(static_cast<size_t>(id));
+}
+
+DeviceWeights::RowVectors DeviceWeights::row_vectors(const Linear& linear) const {
+  const auto found = row_offsets_.find(linear.weight);
+  if (found == row_offsets_.end()) return {nullptr, vector(linear.bias)};
+  const auto* all = vectors_.as<const float>();
+  return {all + found->second.factors, linear.bias == kNoId ? nullptr : all + found->second.bias};
+}
+
+const float* DeviceWeights::dense_rows(MatrixId id) const {
+  const auto found = dense_offsets_.find(id);
+  return found == dense_offsets_.end() ? nullptr : vectors_.as<const float>() + found->second;
+}
+
+const float* DeviceWeights::ones() const {
+  return ones_ == 0 ? nullptr : vectors_.as<const float>() + ones_offset_;
 }
 
 const float* DeviceWeights::inverse_frequencies(const Attention& mixer) const {

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 
-#include "core/error.h"
 #include "cuda/cuda_call.h"
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/batch_linear.h"
+#include "cuda/kernels/causal_conv.h"
+#include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/mamba2.h"
-#include "cuda/kernels/rms_norm.h"
+#include "cuda/kernels/mamba2_selected.h"
+#include "cuda/kernels/route.h"
+#include "cuda/kernels/selection.h"
 #include "cuda/nvtx_range.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
@@ -16,6 +19,15 @@ namespace adder::cuda {
 namespace {
 
 int Narrow(int64_t value) { return static_cast<int>(value); }
+
+// Rows of floats begin on 16-byte boundaries.
+int StrideOf(int width) { return (width + 3) / 4 * 4; }
+int Bf16StrideOf(int64_t width) { return static_cast<int>((width + 7) / 8 * 8); }
+
+SmallNorm MakeSmallNorm(const std::optional<RmsNorm>& norm, const DeviceWeights& weights) {
+  if (!norm) return {};
+  return {true, weights.vector(norm->weight), norm->eps};
+}
 
 }  // namespace
 
@@ -30,6 +42,7 @@ NarrowOps::NarrowOps(const Program& program, const DeviceWeights& weights, const
       rows_(rows) {
   AllocateBuffers();
   AllocateRounded();
+  FindJoined();
 }
 
 int NarrowOps::Width(BufferId id) const { return BufferWidth(program_, id); }
@@ -38,7 +51,7 @@ int NarrowOps::Stride(BufferId id) const { return BufferStride(program_, id); }
 void NarrowOps::Launch(const Op& op, const Slice& slice) {
   const NvtxRange range(op.name);
   slice_ = slice;
-  rounded_fresh_[static_cast<size_t>(OutputOf(op))] = false;
+  MarkWritten(OutputOf(op));
   // CheckSupported has refused programs with other ops.
   std::visit(
       [this](const auto& body) {
@@ -47,24 +60,12 @@ void NarrowOps::Launch(const Op& op, const Slice& slice) {
       op.body);
 }
 
-void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
-  slice_ = slice;
-  if ((index > 0 && SharedExpertOf(index - 1) != nullptr) || JoinsGates(index)) return;
-  shared_expert_ = SharedExpertOf(index);
-  if (index > 0 && JoinsGates(index - 1)) {
-    joined_router_ = &std::get<RouterOp>(program_.ops[index - 1].body);
-  }
-  Launch(program_.ops[index], slice);
-  shared_expert_ = nullptr;
-  joined_router_ = nullptr;
-}
-
 void NarrowOps::LaunchHead(const LinearOp& head, int rows, const float* input,
                            const int* input_rows) {
   LaunchLinearOp(head, rows, input, input_rows);
 }
 
-int NarrowOps::RoundedStride(BufferId id) const { return (Width(id) + 7) / 8 * 8; }
+int NarrowOps::RoundedStride(BufferId id) const { return Bf16StrideOf(Width(id)); }
 
 // Where an op writes the rounded copy of its output; null: nobody will read it.
 uint16_t* NarrowOps::RoundedOutput(BufferId id) {
@@ -103,34 +104,44 @@ void NarrowOps::AllocateBuffers() {
   size_t partial = 0;
   size_t scores = 0;
   size_t normalized = 0;
+  size_t products = 0;
+  size_t steps = 0;
   size_t counters = rows;
   for (const Op& op : program_.ops) {
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
       convolved = std::max(convolved, rows * static_cast<size_t>(mamba->mixer.conv_channels()));
+    } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      const Mamba2& m = selected->mixer;
+      convolved = std::max(convolved, rows * static_cast<size_t>(m.scan_channels()));
+      steps = std::max(steps, rows * static_cast<size_t>(StrideOf(Narrow(m.heads))));
+    } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+      steps = std::max(steps, rows * static_cast<size_t>(StrideOf(Narrow(scan->mixer.inner))));
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
       const Attention& m = attention->mixer;
       partial =
           std::max(partial, AttentionScratchFloats(rows_, Narrow(m.heads), Narrow(m.head_dim)));
       counters = std::max(counters, AttentionCounters(rows_, Narrow(m.heads)));
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      scores = std::max(scores, rows * static_cast<size_t>(router->experts));
+      scores = std::max(scores, rows * static_cast<size_t>(StrideOf(Narrow(router->experts))));
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->norm && linear->norm->groups > 1) {
         normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
       }
+      if (NeedsFinish(*linear)) {
+        const int matrix_rows = weights_.matrix(linear->linear.weight).rows;
+        products = std::max(products, rows * static_cast<size_t>(StrideOf(matrix_rows)));
+      }
     }
   }
-  add(convolved);
-  add(partial);
-  add(scores);
-  add(normalized);
+  for (size_t floats : {convolved, partial, scores, normalized, products, steps}) add(floats);
   activations_ = DeviceMemory(total * sizeof(float));
   buffers_.clear();
   for (size_t offset : offsets) buffers_.push_back(activations_.as<float>() + offset);
-  normalized_ = buffers_.back();
-  scores_ = buffers_[buffers_.size() - 2];
-  partial_ = buffers_[buffers_.size() - 3];
-  convolved_ = buffers_[buffers_.size() - 4];
+  float** const scratch[] = {&steps_, &products_, &normalized_, &scores_, &partial_, &convolved_};
+  for (float** place : scratch) {
+    *place = buffers_.back();
+    buffers_.pop_back();
+  }
   counters_ = DeviceMemory(counters * sizeof(unsigned));
   Check(cudaMemsetAsync(counters_.data(), 0, counters_.bytes(), stream_.get()), "cudaMemset");
 }
@@ -151,52 +162,22 @@ void NarrowOps::AllocateRounded() {
     total +=
         (static_cast<size_t>(rows_) * static_cast<size_t>(RoundedStride(input)) + 63) / 64 * 64;
   }
+  const size_t low_rank = total;
+  for (const Op& op : program_.ops) {
+    int64_t rank = 0;
+    if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) rank = scan->mixer.dt_rank;
+    if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      rank = scan->mixer.selection->dt_rank;
+    }
+    const auto floats = static_cast<size_t>(rows_) * static_cast<size_t>(Bf16StrideOf(rank));
+    total = std::max(total, low_rank + floats);
+  }
   rounded_memory_ = DeviceMemory(total * sizeof(uint16_t));
+  low_rank_ = rounded_memory_.as<uint16_t>() + low_rank;
   for (size_t i = 0; i < rounded_.size(); ++i) {
     if (rounded_fresh_[i]) rounded_[i] = rounded_memory_.as<uint16_t>() + offsets[i];
     rounded_fresh_[i] = false;
   }
-}
-
-// Of a step: the op behind a launch of experts that multiplies the same activations by an expert
-// which every token takes, or adds its product to the same buffer. One launch does both, and the
-// second op has none of its own.
-const LinearOp* NarrowOps::SharedExpertOf(size_t index) const {
-  constexpr int kMostRows = 8;
-  if (f32_ || slice_.rows > kMostRows || index + 1 >= program_.ops.size()) return nullptr;
-  const auto* linear = std::get_if<LinearOp>(&program_.ops[index + 1].body);
-  if (linear == nullptr || linear->linear.bias != kNoId) return nullptr;
-  const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
-  const Op& op = program_.ops[index];
-  if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-    const bool same = linear->epilogue == Epilogue::kGated && linear->input == gate_up->input &&
-                      linear->norm == gate_up->norm;
-    return same && CanShareLaunch(weights_.stack(gate_up->gate_up), shared) ? linear : nullptr;
-  }
-  if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
-    const bool same = linear->epilogue == Epilogue::kAdd && linear->output == down->output &&
-                      linear->scale == down->scale && !linear->norm;
-    return same && CanShareLaunch(weights_.stack(down->down), shared) ? linear : nullptr;
-  }
-  return nullptr;
-}
-// Of a step: whether the op is a router whose choice the launch of the op behind it makes.
-bool NarrowOps::JoinsGates(size_t index) const {
-  if (f32_ || index + 1 >= program_.ops.size()) return false;
-  const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
-  const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
-  return router != nullptr && gate_up != nullptr && router->output == gate_up->routing &&
-         router->input == gate_up->input && router->norm == gate_up->norm &&
-         CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
-                  slice_.rows);
-}
-void NarrowOps::ShareLaunch(ExpertParams& params) const {
-  if (shared_expert_ == nullptr) return;
-  params.shared = weights_.matrix(shared_expert_->linear.weight);
-  params.shared_input = Values(shared_expert_->input);
-  params.shared_input_stride = Stride(shared_expert_->input);
-  params.shared_output = Values(shared_expert_->output);
-  params.shared_output_stride = Stride(shared_expert_->output);
 }
 
 LinearShape NarrowOps::Shape() const {
@@ -219,6 +200,18 @@ LinearParams NarrowOps::Params(BufferId input, const std::optional<RmsNorm>& nor
   return params;
 }
 
+RmsNormParams NarrowOps::NormParams(const RmsNorm& norm, BufferId input) const {
+  RmsNormParams params;
+  params.input = Values(input);
+  params.stride = Stride(input);
+  params.rows = slice_.rows;
+  params.width = Width(input);
+  params.groups = Narrow(norm.groups);
+  params.weight = weights_.vector(norm.weight);
+  params.eps = norm.eps;
+  return params;
+}
+
 void NarrowOps::Launch(const EmbedOp& op) {
   LaunchEmbed(weights_.matrix(op.embedding), slice_.tokens, slice_.rows, op.scale,
               Values(op.output), Stride(op.output), RoundedOutput(op.output),
@@ -235,36 +228,23 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   params.input = input;
   params.matrix = weights_.matrix(op.linear.weight);
   params.input_rows = input_rows;
-  params.bias = weights_.vector(op.linear.bias);
-  params.scale = op.scale;
-  params.output = Values(op.output);
-  params.output_stride = Stride(op.output);
-  params.rounded_output = RoundedOutput(op.output);
-  params.rounded_output_stride = RoundedStride(op.output);
-  const LinearShape shape = Shape();
-  switch (op.epilogue) {
-    case Epilogue::kStore:
-      params.epilogue = LinearEpilogue::kStore;
-      break;
-    case Epilogue::kAdd:
-      params.epilogue = LinearEpilogue::kAdd;
-      break;
-    case Epilogue::kGated:
-      params.epilogue = LinearEpilogue::kSiluMul;
-      break;
-    case Epilogue::kActivate:
-      Fail("The CUDA backend has no kernel for an MLP without a gate.");  // see CheckSupported
+  const bool finishes = NeedsFinish(op);
+  if (finishes) {
+    params.output = products_;
+    params.output_stride = StrideOf(params.matrix.rows);
+  } else {
+    SetEpilogue(op, params);
+    params.output = Values(op.output);
+    params.output_stride = Stride(op.output);
+    params.rounded_output = RoundedOutput(op.output);
+    params.rounded_output_stride = RoundedStride(op.output);
   }
+  const LinearShape shape = Shape();
   if (op.norm && op.norm->groups > 1) {
-    RmsNormParams norm;
+    RmsNormParams norm = NormParams(*op.norm, op.input);
     norm.input = params.input;
-    norm.stride = params.input_stride;
     norm.rows = tokens;
     norm.input_rows = input_rows;
-    norm.width = Width(op.input);
-    norm.groups = Narrow(op.norm->groups);
-    norm.weight = params.norm_weight;
-    norm.eps = params.norm_eps;
     norm.output = normalized_;
     // The input's rounded copy is not needed: its place serves the normalised rows.
     norm.rounded_output = rounded_[static_cast<size_t>(op.input)];
@@ -280,6 +260,60 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   }
   params.rounded_input_stride = RoundedStride(op.input);
   LaunchLinear(params, shape, stream_.get());
+  if (!finishes) return;
+  FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows, 1);
+  finish.input_scale = op.linear.input_scale;
+  finish.bias = weights_.vector(op.linear.bias);
+  int end = 0;
+  for (const RowScale& scale : op.linear.row_scales) {
+    end += Narrow(scale.rows);
+    finish.factor_ends[finish.factor_count] = end;
+    finish.factors[finish.factor_count++] = scale.factor;
+  }
+  finish.gated = op.epilogue == Epilogue::kGated;
+  finish.activates = op.epilogue == Epilogue::kActivate;
+  finish.activation = op.activation;
+  if (op.row_gate != kNoId) {
+    finish.row_gate = Values(op.row_gate);
+    finish.row_gate_stride = Stride(op.row_gate);
+  }
+  finish.scale = op.scale;
+  finish.adds = op.epilogue == Epilogue::kAdd;
+  LaunchFinish(finish, stream_.get());
+}
+
+void NarrowOps::SetEpilogue(const LinearOp& op, LinearParams& params) const {
+  if (NeedsRule(op)) {
+    const DeviceWeights::RowVectors vectors = weights_.row_vectors(op.linear);
+    params.epilogue = LinearEpilogue::kRule;
+    params.rule.factors = vectors.factors;
+    params.rule.activates = op.epilogue == Epilogue::kGated || op.epilogue == Epilogue::kActivate;
+    params.rule.activation = op.activation;
+    params.rule.adds = op.epilogue == Epilogue::kAdd;
+    params.bias = vectors.bias;
+    params.scale = op.scale;
+    return;
+  }
+  params.epilogue = op.epilogue == Epilogue::kGated ? LinearEpilogue::kSiluMul
+                    : op.epilogue == Epilogue::kAdd ? LinearEpilogue::kAdd
+                                                    : LinearEpilogue::kStore;
+  params.bias = weights_.vector(op.linear.bias);
+  params.scale = op.scale * UniformFactor(op.linear);
+}
+
+// What becomes of products_, which hold `parts` parts of `product_rows` rows of a matrix per token.
+FinishParams NarrowOps::FinishOf(BufferId output, int rows, int product_rows, int parts) {
+  FinishParams finish;
+  finish.products = products_;
+  finish.products_stride = StrideOf(product_rows * parts);
+  finish.rows = rows;
+  finish.parts = parts;
+  finish.width = Width(output) / parts;
+  finish.output = Values(output);
+  finish.output_stride = Stride(output);
+  finish.rounded_output = RoundedOutput(output);
+  finish.rounded_output_stride = RoundedStride(output);
+  return finish;
 }
 
 void NarrowOps::Launch(const Mamba2Op& op) {
@@ -288,14 +322,166 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   params.projected_stride = Stride(op.input);
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
+  params.gates = !op.mixer.norm_before_gate;
   if (slice_.most_tokens == 1) {
-    params.rounded_output = RoundedOutput(op.output);
-    params.rounded_output_stride = RoundedStride(op.output);
+    if (params.gates) {
+      params.rounded_output = RoundedOutput(op.output);
+      params.rounded_output_stride = RoundedStride(op.output);
+    }
     params.multiprocessors = multiprocessors_;
     LaunchMamba2Step(params, stream_.get());
   } else {
     LaunchMamba2Prefill(params, slice_.most_tokens, convolved_, stream_.get());
   }
+  if (params.gates) return;
+  RmsNormParams norm = NormParams(*op.mixer.gated_norm, op.output);
+  norm.epilogue = NormEpilogue::kGate;
+  norm.gate = params.projected;
+  norm.gate_stride = params.projected_stride;
+  norm.output = params.output;
+  norm.rounded_output = RoundedOutput(op.output);
+  norm.rounded_stride = RoundedStride(op.output);
+  LaunchRmsNorm(norm, stream_.get());
+}
+
+void NarrowOps::Launch(const NormAddOp& op) {
+  RmsNormParams norm = NormParams(op.norm, op.input);
+  norm.epilogue = NormEpilogue::kAdd;
+  norm.scale = op.scale;
+  norm.output = Values(op.output);
+  norm.rounded_output = RoundedOutput(op.output);
+  norm.rounded_stride = RoundedStride(op.output);
+  LaunchRmsNorm(norm, stream_.get());
+}
+
+// All but the rounded output.
+CausalConvParams NarrowOps::ConvOf(const CausalConvOp& op) const {
+  CausalConvParams params;
+  params.channels = Narrow(op.channels);
+  params.d_conv = Narrow(op.d_conv);
+  params.weight = weights_.vector(op.weight);
+  params.bias = weights_.vector(op.bias);
+  params.conv_offset = op.conv_state < 0 ? 0 : state_.RecurrentOffset(op.conv_state);
+  params.x = Narrow(op.x);
+  params.gate_before = Narrow(op.gate_before);
+  params.gate_after = Narrow(op.gate_after);
+  params.silu = op.silu;
+  params.runs = slice_.runs;
+  params.run_count = slice_.run_count;
+  params.input = Values(op.input);
+  params.input_stride = Stride(op.input);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  return params;
+}
+
+void NarrowOps::Launch(const CausalConvOp& op) {
+  CausalConvParams params = ConvOf(op);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  LaunchCausalConv(params, slice_.most_tokens, stream_.get());
+}
+
+// dt_proj of a mixer: output [rows, output_stride] = linear(norm(input)), input being a part of
+// each row of a buffer.
+void NarrowOps::LaunchSteps(const Linear& linear, const std::optional<RmsNorm>& norm,
+                            const float* input, int input_stride) {
+  LinearParams params;
+  params.matrix = weights_.matrix(linear.weight);
+  params.input = input;
+  params.input_stride = input_stride;
+  params.tokens = slice_.rows;
+  if (norm) {
+    params.norm_weight = norm->weight == kNoId ? weights_.ones() : weights_.vector(norm->weight);
+    params.norm_eps = norm->eps;
+  }
+  params.bias = weights_.vector(linear.bias);
+  params.output = steps_;
+  params.output_stride = StrideOf(params.matrix.rows);
+  LinearShape shape = Shape();
+  // Only the exact kernel reads rows from any place on.
+  if (reinterpret_cast<uintptr_t>(input) % 16 != 0) shape.batch_invariant = true;
+  if (ReadsRounded(shape, slice_.rows)) {
+    params.rounded_input = low_rank_;
+    params.rounded_input_stride = Bf16StrideOf(params.matrix.cols);
+    LaunchRound(input, input_stride, nullptr, slice_.rows, params.matrix.cols, low_rank_,
+                params.rounded_input_stride, stream_.get());
+  }
+  LaunchLinear(params, shape, stream_.get());
+}
+
+void NarrowOps::Launch(const Mamba2SelectedOp& op) {
+  const Mamba2& m = op.mixer;
+  const Mamba2Selection& selection = *m.selection;
+  const float* selected = Values(op.selected);
+  const int states = Narrow(m.groups * m.d_state);
+  Mamba2SelectedParams params;
+  params.scan = ScanParams(m, op.ssm_state, weights_, state_, slice_);
+  params.scan.d_conv = 1;
+  params.scan.projected = Values(op.projected);
+  params.scan.projected_stride = Stride(op.projected);
+  params.scan.output = Values(op.output);
+  params.scan.output_stride = Stride(op.output);
+  params.b_norm = MakeSmallNorm(selection.b_norm, weights_);
+  params.c_norm = MakeSmallNorm(selection.c_norm, weights_);
+  params.dt_rows = weights_.dense_rows(selection.dt_proj.weight);
+  if (slice_.most_tokens == 1 && !f32_ && params.dt_rows != nullptr) {
+    params.scan.rounded_output = RoundedOutput(op.output);
+    params.scan.rounded_output_stride = RoundedStride(op.output);
+    params.x = Values(op.convolved);
+    params.x_stride = Stride(op.convolved);
+    params.selected = selected;
+    params.selected_stride = Stride(op.selected);
+    params.dt_rank = Narrow(selection.dt_rank);
+    params.dt_norm = MakeSmallNorm(selection.dt_norm, weights_);
+    params.dt_offset = weights_.vector(selection.dt_proj.bias);
+    return LaunchMamba2SelectedStep(params, stream_.get());
+  }
+  SelectionParams gather;
+  gather.rows = slice_.rows;
+  gather.inner = Narrow(m.inner());
+  gather.states = states;
+  gather.b_norm = params.b_norm;
+  gather.c_norm = params.c_norm;
+  gather.x = Values(op.convolved);
+  gather.x_stride = Stride(op.convolved);
+  gather.b_c = selected;
+  gather.b_c_stride = Stride(op.selected);
+  gather.output = convolved_;
+  LaunchSelection(gather, stream_.get());
+  LaunchSteps(selection.dt_proj, selection.dt_norm, selected + 2 * states, Stride(op.selected));
+  params.scan.dt = steps_;
+  params.scan.dt_stride = StrideOf(params.scan.heads);
+  LaunchMamba2Scan(params.scan, convolved_, stream_.get());
+}
+
+void NarrowOps::Launch(const Mamba1ScanOp& op) {
+  const Mamba1& m = op.mixer;
+  const float* selected = Values(op.selected);
+  LaunchSteps(m.dt_proj, m.dt_norm, selected, Stride(op.selected));
+  Mamba1Params params;
+  params.inner = Narrow(m.inner);
+  params.d_state = Narrow(m.d_state);
+  params.a = weights_.vector(m.a);
+  params.d = weights_.vector(m.d);
+  params.b_norm = MakeSmallNorm(m.b_norm, weights_);
+  params.c_norm = MakeSmallNorm(m.c_norm, weights_);
+  params.ssm_offset = state_.RecurrentOffset(op.ssm_state);
+  params.runs = slice_.runs;
+  params.run_count = slice_.run_count;
+  params.x = Values(op.convolved);
+  params.x_stride = Stride(op.convolved);
+  params.b_c = selected + m.dt_rank;
+  params.b_c_stride = Stride(op.selected);
+  params.dt = steps_;
+  params.dt_stride = StrideOf(params.inner);
+  params.z = Values(op.projected) + m.inner;
+  params.z_stride = Stride(op.projected);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  LaunchMamba1Scan(params, stream_.get());
 }
 
 void NarrowOps::Launch(const AttentionOp& op) {
@@ -308,6 +494,7 @@ void NarrowOps::Launch(const AttentionOp& op) {
   params.rounded_output_stride = RoundedStride(op.output);
   params.partial = partial_;
   params.arrivals = counters_.as<unsigned>();
+  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     LaunchAttentionStep(params, stream_.get());
   } else {
@@ -316,28 +503,59 @@ void NarrowOps::Launch(const AttentionOp& op) {
   }
 }
 
+RouteParams NarrowOps::RouteOf(const RouterOp& op) const {
+  const Routing& routing = op.routing;
+  RouteParams route;
+  route.logits = scores_;
+  route.logits_stride = StrideOf(Narrow(op.experts));
+  route.tokens = slice_.rows;
+  route.experts = Narrow(op.experts);
+  route.top_k = Narrow(op.top_k);
+  route.sigmoid = routing.scores == RouterScores::kSigmoid;
+  route.choice_bias = weights_.vector(routing.choice_bias);
+  route.groups = Narrow(routing.groups);
+  route.top_groups = Narrow(routing.top_groups);
+  route.normalizes = routing.normalize;
+  route.normalize_eps = routing.normalize_eps;
+  route.scale = routing.scale;
+  route.output = Values(op.output);
+  route.output_stride = Stride(op.output);
+  return route;
+}
+
 void NarrowOps::Launch(const RouterOp& op) {
   LinearParams params = Params(op.input, op.norm, slice_.rows);
   params.matrix = weights_.matrix(op.router.weight);
   params.bias = weights_.vector(op.router.bias);
-  params.epilogue = LinearEpilogue::kRouter;
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
-  params.top_k = Narrow(op.top_k);
   params.scores = scores_;
   params.arrivals = counters_.as<unsigned>();
   const LinearShape shape = Shape();
+  const bool plain = op.routing.plain();
+  if (plain) {
+    params.epilogue = LinearEpilogue::kRouter;
+    params.top_k = Narrow(op.top_k);
+  } else if (slice_.rows == 1 && !f32_ && params.matrix.cols % 4 == 0) {
+    return LaunchRouterByRule(params, RouteOf(op), shape, stream_.get());
+  } else {
+    params.output = scores_;
+    params.output_stride = StrideOf(Narrow(op.experts));
+  }
   if (ReadsRounded(shape, slice_.rows))
     params.rounded_input = RoundedInput(op.input, params.input, slice_.rows, nullptr);
   params.rounded_input_stride = RoundedStride(op.input);
   LaunchLinear(params, shape, stream_.get());
+  if (!plain) LaunchRoute(RouteOf(op), stream_.get());
 }
 
 void NarrowOps::Launch(const ExpertGateUpOp& op) {
   ExpertParams params;
   params.linear = Params(op.input, op.norm, slice_.rows);
   params.linear.matrix = weights_.stack(op.gate_up);
-  params.linear.epilogue = LinearEpilogue::kSiluMul;
+  params.linear.epilogue = NeedsRule(op) ? LinearEpilogue::kRule : LinearEpilogue::kSiluMul;
+  params.linear.rule.activates = true;
+  params.linear.rule.activation = op.activation;
   params.linear.output = Values(op.output);
   params.linear.output_stride = Stride(op.output);
   params.routing = Values(op.routing);

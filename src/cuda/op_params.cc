@@ -5,6 +5,18 @@ namespace {
 
 int Narrow(int64_t value) { return static_cast<int>(value); }
 
+HeadNorm MakeHeadNorm(const std::optional<RmsNorm>& norm, const Program& program,
+                      const DeviceWeights& weights) {
+  if (!norm) return {};
+  const size_t size = program.weights->vectors[static_cast<size_t>(norm->weight)].size();
+  HeadNorm result;
+  result.weight = weights.vector(norm->weight);
+  result.size = static_cast<int>(size);
+  result.part = static_cast<int>(size) / Narrow(norm->groups);
+  result.eps = norm->eps;
+  return result;
+}
+
 }  // namespace
 
 int BufferWidth(const Program& program, BufferId id) {
@@ -15,9 +27,8 @@ int BufferStride(const Program& program, BufferId id) {
   return (BufferWidth(program, id) + 3) / 4 * 4;
 }
 
-Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
-                         const Slice& slice) {
-  const Mamba2& m = op.mixer;
+Mamba2Params ScanParams(const Mamba2& m, int ssm_state, const DeviceWeights& weights,
+                        const DeviceState& state, const Slice& slice) {
   Mamba2Params params;
   params.heads = Narrow(m.heads);
   params.head_dim = Narrow(m.head_dim);
@@ -31,10 +42,16 @@ Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const
   params.dt_bias = weights.vector(m.dt_bias);
   params.a = weights.vector(m.a);
   params.d = weights.vector(m.d);
-  params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
-  params.ssm_offset = state.RecurrentOffset(op.ssm_state);
+  params.ssm_offset = state.RecurrentOffset(ssm_state);
   params.runs = slice.runs;
   params.run_count = slice.run_count;
+  return params;
+}
+
+Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
+                         const Slice& slice) {
+  Mamba2Params params = ScanParams(op.mixer, op.ssm_state, weights, state, slice);
+  params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
   return params;
 }
 
@@ -56,6 +73,9 @@ AttentionParams MixerParams(const AttentionOp& op, const Program& program,
   params.run_count = slice.run_count;
   params.rows = slice.rows;
   params.row_runs = slice.row_runs;
+  params.q_norm = MakeHeadNorm(m.q_norm, program, weights);
+  params.k_norm = MakeHeadNorm(m.k_norm, program, weights);
+  params.norm_after_rotation = m.qk_norm_after_rope && (m.q_norm || m.k_norm);
   return params;
 }
 

@@ -14,6 +14,9 @@ int BufferWidth(const Program& program, BufferId id);
 // In floats; rows begin on 16-byte boundaries.
 int BufferStride(const Program& program, BufferId id);
 
+// All but the activations and the window.
+Mamba2Params ScanParams(const Mamba2& mixer, int ssm_state, const DeviceWeights& weights,
+                        const DeviceState& state, const Slice& slice);
 // All but the activations.
 Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
                          const Slice& slice);

@@ -11,13 +11,24 @@ namespace adder::cuda {
 // Whether there are kernels for an op at all; CheckSupported refuses programs with others.
 template <class Body>
 inline constexpr bool kHasKernels =
-    !std::is_same_v<Body, NormAddOp> && !std::is_same_v<Body, Mamba2SelectedOp> &&
-    !std::is_same_v<Body, CausalConvOp> && !std::is_same_v<Body, Mamba1ScanOp> &&
     !std::is_same_v<Body, JoinOp> && !std::is_same_v<Body, UpdateOp> &&
     !std::is_same_v<Body, HeadsLinearOp> && !std::is_same_v<Body, LatentAttentionOp> &&
     !std::is_same_v<Body, LightningOp> && !std::is_same_v<Body, HeadMixOp> &&
     !std::is_same_v<Body, GatedDeltaOp> && !std::is_same_v<Body, TokenShiftOp> &&
     !std::is_same_v<Body, RgLruOp> && !std::is_same_v<Body, Rwkv7Op>;
+
+// Whether the results of an op's matrix need a pass of their own (kernels/linear_finish.h); the
+// matrix is not interleaved then.
+bool NeedsFinish(const LinearOp& op);
+// Whether the results of an op's matrices are made by a RowRule (kernels/linear.h): they are
+// activated in another way than by silu(gate) * up, or scaled in a way that no single factor
+// expresses.
+bool NeedsRule(const LinearOp& op);
+bool NeedsRule(const ExpertGateUpOp& op);
+// Whether one factor expresses what a linear map does to its products: output = UniformFactor *
+// (W x + bias).
+bool HasUniformFactor(const Linear& linear);
+float UniformFactor(const Linear& linear);
 
 // The first part of the program that has no kernel ("layers.3.mlp.gate_up: an MLP without a gate"),
 // or nothing when all have.

@@ -48,8 +48,12 @@ void Raise(size_t& size, int64_t value) { size = std::max(size, static_cast<size
 
 bool WideOps::Support(const Program& program) {
   for (const Op& op : program.ops) {
+    const bool known = std::visit(
+        [](const auto& body) { return kHasWideKernels<std::decay_t<decltype(body)>>; }, op.body);
+    if (!known) return false;
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
       const Mamba2& m = mamba->mixer;
+      if (m.norm_before_gate) return false;
       if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), Narrow(m.d_conv))) {
         return false;
       }
@@ -59,15 +63,16 @@ bool WideOps::Support(const Program& program) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+      if (NeedsFinish(*linear) || NeedsRule(*linear)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
       // Norms read groups four values at a time.
       if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
         return false;
       }
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      if (router->experts > kMostGroupedExperts) return false;
+      if (!router->routing.plain() || router->experts > kMostGroupedExperts) return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      if (gate_up->intermediate % 8 != 0) return false;
+      if (NeedsRule(*gate_up) || gate_up->intermediate % 8 != 0) return false;
     }
   }
   return true;
@@ -257,7 +262,7 @@ void WideOps::Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int ro
 void WideOps::Launch(const Op& op, const Slice& slice) {
   std::visit(
       [&](const auto& body) {
-        if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body, slice);
+        if constexpr (kHasWideKernels<std::decay_t<decltype(body)>>) Launch(body, slice);
       },
       op.body);
 }
@@ -280,13 +285,14 @@ void WideOps::Launch(const LinearOp& op, const Slice& slice) {
     LaunchSiluMul(gates_, bias, slice.rows, matrix.rows / 2, Bf16Values(op.output), stream_.get());
     return;
   }
-  product.scale = op.scale;
+  const float scale = op.scale * UniformFactor(op.linear);
+  product.scale = scale;
   product.add = op.epilogue == Epilogue::kAdd;
   product.output = F32Values(op.output);
   product.output_stride = Stride(op.output);
   Multiply(matrix, input, slice.rows, product);
   if (bias != nullptr) {
-    LaunchAddBias(bias, op.scale, slice.rows, matrix.rows, Values(op.output), Stride(op.output),
+    LaunchAddBias(bias, scale, slice.rows, matrix.rows, Values(op.output), Stride(op.output),
                   stream_.get());
   }
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/blas.h"
@@ -17,6 +18,7 @@
 #include "cuda/device_weights.h"
 #include "cuda/kernels/expert_groups.h"
 #include "cuda/slice.h"
+#include "cuda/supported.h"
 #include "program/program.h"
 
 namespace adder::cuda {
@@ -26,6 +28,13 @@ struct WideLimits {
   size_t buffer_bytes = 0;  // for activations
   size_t kept_bytes = 0;    // for unpacked weights that are kept; others are unpacked each time
 };
+
+// Whether there are kernels for an op at all; WideOps::Support refuses programs with others.
+template <class Body>
+inline constexpr bool kHasWideKernels =
+    kHasKernels<Body> && !std::is_same_v<Body, NormAddOp> &&
+    !std::is_same_v<Body, Mamba2SelectedOp> && !std::is_same_v<Body, CausalConvOp> &&
+    !std::is_same_v<Body, Mamba1ScanOp>;
 
 class WideOps {
  public:

@@ -13,6 +13,7 @@
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/attention_step.h"
 #include "cuda/kernels/launch.cuh"
+#include "cuda/kernels/qk_norm.h"
 
 namespace adder::cuda {
 namespace {
@@ -341,8 +342,9 @@ size_t AttentionCounters(int rows, int heads) {
   return static_cast<size_t>(rows) * static_cast<size_t>(heads);
 }
 
-void LaunchKvAppend(const AttentionParams& params, cudaStream_t stream) {
-  CheckSizes(params);
+void LaunchKvAppend(const AttentionParams& unnormed, cudaStream_t stream) {
+  CheckSizes(unnormed);
+  const AttentionParams params = LaunchQkNorm(unnormed, stream);
   const dim3 grid(static_cast<unsigned>(params.rows));
   if (params.kv_bf16) {
     Launch("the KV append kernel", KvAppendKernel<__nv_bfloat16>, grid, dim3(kThreads), 0, stream,
@@ -363,7 +365,8 @@ void LaunchAttention(const AttentionParams& params, cudaStream_t stream) {
 
 void LaunchAttentionStep(const AttentionParams& params, cudaStream_t stream) {
   if (TakesAttentionStep(params)) {
-    LaunchFusedAttentionStep(params, stream);
+    LaunchFusedAttentionStep(NormsWholeHeads(params) ? params : LaunchQkNorm(params, stream),
+                             stream);
     return;
   }
   LaunchKvAppend(params, stream);

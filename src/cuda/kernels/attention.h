@@ -9,6 +9,15 @@
 
 namespace adder::cuda {
 
+// An RMSNorm over each `part` consecutive elements of q, or of k; element i of it has the weight
+// number i % size.
+struct HeadNorm {
+  const float* weight = nullptr;  // null: there is no norm
+  int size = 0;
+  int part = 0;
+  float eps = 0;
+};
+
 // Sizes as in model/plan.h. A KV page holds, from `kv_offset` bytes on, keys and then values of one
 // attention mixer, each [kv_heads][page_positions][head_dim], bf16 or f32.
 struct AttentionParams {
@@ -36,6 +45,14 @@ struct AttentionParams {
   // that are zero before and after.
   float* partial = nullptr;
   unsigned* arrivals = nullptr;
+
+  HeadNorm q_norm;
+  HeadNorm k_norm;
+  bool norm_after_rotation = false;  // needs parts of whole heads
+
+  // Of LaunchAttentionStep: the launch just before makes nothing that this one reads, and triggers
+  // behind its PdlWait. Both then run side by side.
+  bool beside_previous = false;
 };
 
 inline constexpr int kMaxAttentionHeadDim = 256;
@@ -46,7 +63,8 @@ inline constexpr int kMaxAttentionParts = 32;
 size_t AttentionScratchFloats(int rows, int heads, int head_dim);
 size_t AttentionCounters(int rows, int heads);
 
-// Rotates q and k, appends k and v to the pages, which must be there.
+// Norms and rotates q and k, in place what of q, and appends k and v to the pages, which must be
+// there.
 void LaunchKvAppend(const AttentionParams& params, cudaStream_t stream);
 
 // Softmax attention of every row over positions 0 .. its own, after LaunchKvAppend. How positions

@@ -15,16 +15,22 @@
 namespace adder::cuda {
 namespace {
 
+// Of q and k: over each head, over all heads, over each half of all k heads (and all q heads), over
+// k's heads alone, and after the rotation.
+enum class Norms { kNone, kHeads, kEachHead, kAll, kHalves, kKeys, kHeadsAfter, kKeysAfter };
+
 struct Sizes {
   int heads;
   int kv_heads;
   int head_dim;
   int rotary_dim;  // 0: no rotation
   bool bf16;
+  Norms norms = Norms::kNone;
 };
 std::ostream& operator<<(std::ostream& out, const Sizes& s) {
   return out << s.heads << "/" << s.kv_heads << " heads of " << s.head_dim << ", rotary "
-             << s.rotary_dim << (s.bf16 ? ", bf16" : ", f32");
+             << s.rotary_dim << (s.bf16 ? ", bf16" : ", f32") << ", norms "
+             << static_cast<int>(s.norms);
 }
 
 constexpr int kPagePositions = 64;
@@ -54,6 +60,76 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
       frequencies_.push_back(
           std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(s.rotary_dim)));
     }
+    q_norm_weight_ = RandomFloats(4, static_cast<size_t>(s.heads * s.head_dim), 0.2f, 1.8f);
+    k_norm_weight_ = RandomFloats(5, static_cast<size_t>(s.kv_heads * s.head_dim), 0.2f, 1.8f);
+  }
+
+  bool NormsAfter() const {
+    return GetParam().norms == Norms::kHeadsAfter || GetParam().norms == Norms::kKeysAfter;
+  }
+  // Without the address of the weights, which are q_norm_weight_ or k_norm_weight_.
+  HeadNorm NormOf(bool key) const {
+    const Sizes& s = GetParam();
+    const int all = (key ? s.kv_heads : s.heads) * s.head_dim;
+    switch (s.norms) {
+      case Norms::kNone:
+        return {};
+      case Norms::kKeys:
+      case Norms::kKeysAfter:
+        if (!key) return {};
+        [[fallthrough]];
+      case Norms::kHeads:
+      case Norms::kHeadsAfter:
+        return {nullptr, s.head_dim, s.head_dim, 1e-3f};
+      case Norms::kEachHead:
+        return {nullptr, all, s.head_dim, 1e-3f};
+      case Norms::kAll:
+        return {nullptr, all, all, 1e-3f};
+      case Norms::kHalves:
+        return {nullptr, all, key ? all / 2 : all, 1e-3f};
+    }
+    return {};
+  }
+  // q | k of a row as attention uses them.
+  std::vector<double> Prepared(size_t row) const {
+    const Sizes& s = GetParam();
+    const float* values = qkv_.data() + row * static_cast<size_t>(width_);
+    std::vector<double> x(values, values + (s.heads + s.kv_heads) * s.head_dim);
+    const auto norm = [&](bool key) {
+      const HeadNorm of = NormOf(key);
+      const std::vector<float>& weights = key ? k_norm_weight_ : q_norm_weight_;
+      double* from = x.data() + (key ? s.heads * s.head_dim : 0);
+      const int count = of.part == 0 ? 0 : (key ? s.kv_heads : s.heads) * s.head_dim / of.part;
+      for (int part = 0; part < count; ++part) {
+        double squares = 0;
+        for (int i = 0; i < of.part; ++i) {
+          squares += from[part * of.part + i] * from[part * of.part + i];
+        }
+        for (int i = 0; i < of.part; ++i) {
+          from[part * of.part + i] *= weights[static_cast<size_t>((part * of.part + i) % of.size)] /
+                                      std::sqrt(squares / of.part + static_cast<double>(of.eps));
+        }
+      }
+    };
+    const auto norms = [&] {
+      norm(false);
+      norm(true);
+    };
+    if (!NormsAfter()) norms();
+    const int half = s.rotary_dim / 2;
+    for (int head = 0; head < s.heads + s.kv_heads; ++head) {
+      double* of_head = x.data() + head * s.head_dim;
+      for (int i = 0; i < half; ++i) {
+        const double angle =
+            static_cast<float>(kPositions[row]) * frequencies_[static_cast<size_t>(i)];
+        const double first = of_head[i];
+        const double second = of_head[i + half];
+        of_head[i] = first * std::cos(angle) - second * std::sin(angle);
+        of_head[i + half] = second * std::cos(angle) + first * std::sin(angle);
+      }
+    }
+    if (NormsAfter()) norms();
+    return x;
   }
 
   float Stored(float x) const {
@@ -79,14 +155,9 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
     for (size_t row = 0; row < kPositions.size(); ++row) {
       const int position = kPositions[row];
       const float* values = qkv_.data() + row * static_cast<size_t>(width_);
-      const auto rotated = [&](int head, int dim) -> double {
-        const float* x = values + head * s.head_dim;
-        const int half = s.rotary_dim / 2;
-        if (dim >= 2 * half) return x[dim];
-        const double angle =
-            static_cast<float>(position) * frequencies_[static_cast<size_t>(dim % half)];
-        return dim < half ? x[dim] * std::cos(angle) - x[dim + half] * std::sin(angle)
-                          : x[dim] * std::cos(angle) + x[dim - half] * std::sin(angle);
+      const std::vector<double> prepared = Prepared(row);
+      const auto rotated = [&](int head, int dim) {
+        return prepared[static_cast<size_t>(head * s.head_dim + dim)];
       };
       for (int head = 0; head < s.kv_heads; ++head) {
         for (int dim = 0; dim < s.head_dim; ++dim) {
@@ -145,6 +216,7 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
     const DeviceArray<float> qkv(qkv_);
     const DeviceArray<float> frequencies(frequencies_.empty() ? std::vector<float>{0}
                                                               : frequencies_);
+    const DeviceArray<float> q_norm_weight(q_norm_weight_), k_norm_weight(k_norm_weight_);
     const DeviceArray<float> output(kPositions.size() * static_cast<size_t>(s.heads * s.head_dim));
     const int most = static_cast<int>(kPositions.size());
     const DeviceArray<float> partial(AttentionScratchFloats(most, s.heads, s.head_dim));
@@ -181,6 +253,11 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
       p.output_stride = s.heads * s.head_dim;
       p.partial = partial.data();
       p.arrivals = arrivals.data();
+      p.q_norm = NormOf(false);
+      p.k_norm = NormOf(true);
+      if (p.q_norm.part > 0) p.q_norm.weight = q_norm_weight.data();
+      if (p.k_norm.part > 0) p.k_norm.weight = k_norm_weight.data();
+      p.norm_after_rotation = NormsAfter();
       LaunchAttentionStep(p, stream.get());
       stream.Synchronize();
     }
@@ -199,7 +276,7 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
   int page_count_ = 0;
   std::vector<int> first_pages_;
   std::vector<int> order_;
-  std::vector<float> pages_, qkv_, frequencies_;
+  std::vector<float> pages_, qkv_, frequencies_, q_norm_weight_, k_norm_weight_;
 };
 
 // One row at a time, a few, and all: each is spread over the device in another way.
@@ -223,13 +300,18 @@ TEST_P(AttentionKernels, StepMatchesTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, AttentionKernels,
-                         testing::Values(Sizes{12, 4, 64, 0, true}, Sizes{32, 8, 64, 64, true},
-                                         Sizes{4, 4, 64, 32, true}, Sizes{14, 2, 64, 64, true},
-                                         Sizes{16, 2, 128, 128, true}, Sizes{4, 2, 80, 80, true},
-                                         Sizes{6, 2, 24, 16, true}, Sizes{4, 1, 256, 64, true},
-                                         Sizes{4, 2, 8, 8, true}, Sizes{12, 4, 64, 64, false},
-                                         Sizes{6, 2, 24, 16, false}));
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, AttentionKernels,
+    testing::Values(
+        Sizes{12, 4, 64, 0, true}, Sizes{32, 8, 64, 64, true}, Sizes{4, 4, 64, 32, true},
+        Sizes{14, 2, 64, 64, true}, Sizes{16, 2, 128, 128, true}, Sizes{4, 2, 80, 80, true},
+        Sizes{6, 2, 24, 16, true}, Sizes{4, 1, 256, 64, true}, Sizes{4, 2, 8, 8, true},
+        Sizes{12, 4, 64, 64, false}, Sizes{6, 2, 24, 16, false},
+        Sizes{8, 2, 64, 64, true, Norms::kHeads}, Sizes{16, 1, 128, 64, true, Norms::kEachHead},
+        Sizes{6, 2, 24, 16, true, Norms::kAll}, Sizes{6, 2, 24, 16, false, Norms::kHalves},
+        Sizes{4, 2, 80, 80, true, Norms::kKeys}, Sizes{4, 2, 128, 64, true, Norms::kHeadsAfter},
+        Sizes{6, 3, 24, 16, false, Norms::kHeadsAfter},
+        Sizes{4, 2, 40, 32, true, Norms::kKeysAfter}, Sizes{4, 1, 256, 64, false, Norms::kHeads}));
 
 }  // namespace
 }  // namespace adder::cuda

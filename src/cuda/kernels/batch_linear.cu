@@ -312,7 +312,8 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
   }
 
   // An item is four outputs of a token: of gated projections there are half as many as rows.
-  const bool gated = p.epilogue == LinearEpilogue::kSiluMul;
+  const bool gated = p.matrix.interleaved;
+  const bool ruled = p.epilogue == LinearEpilogue::kRule;
   const Outputs outputs(p);
   const int quads = block_rows / (gated ? 8 : 4);
   const int items = quads * kTokens;
@@ -331,7 +332,8 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
     const int row = first_row + quad * 4;
     if (token >= p.tokens || row >= outputs.rows) continue;
     float4 old = make_float4(0, 0, 0, 0);
-    if (p.epilogue == LinearEpilogue::kAdd) old = outputs.Load(token, row);
+    if (p.epilogue == LinearEpilogue::kAdd || (ruled && p.rule.adds))
+      old = outputs.Load(token, row);
     // Gate rows of a tile come before its up rows.
     const int at = of_block * sums_pitch + (gated ? quad / 2 * 16 + quad % 2 * 4 : quad * 4);
     float4 y = make_float4(0, 0, 0, 0);

@@ -137,6 +137,12 @@ __device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat form
   WeightsAsBf16<F, kWide>(unit, unit + LoadsOf(F) * 512, format, has_norm, norm, a);
 }
 
+// Whether results are added to what is there.
+__host__ __device__ inline bool Adds(const LinearParams& p) {
+  return p.epilogue == LinearEpilogue::kAdd ||
+         (p.epilogue == LinearEpilogue::kRule && p.rule.adds);
+}
+
 // What a block's threads do with finished sums: four consecutive outputs of one token at a time.
 struct Outputs {
   float* values;
@@ -148,9 +154,8 @@ struct Outputs {
     const bool router = p.epilogue == LinearEpilogue::kRouter;
     values = router ? p.scores : p.output;
     stride = router ? p.matrix.rows : p.output_stride;
-    rows = p.epilogue == LinearEpilogue::kSiluMul ? p.matrix.rows / 2 : p.matrix.rows;
-    vectors = (rows | stride | p.rounded_output_stride) % 4 == 0 &&
-              reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
+    rows = p.matrix.interleaved ? p.matrix.rows / 2 : p.matrix.rows;
+    vectors = (rows | stride | p.rounded_output_stride) % 4 == 0;
   }
   __device__ __forceinline__ float4 Load(int token, int row) const {
     const float* from = values + static_cast<long long>(token) * stride + row;
@@ -180,11 +185,11 @@ struct Outputs {
   }
 };
 
-// y plus the bias of `outputs`' rows.
+// y plus values of `outputs`' rows.
 __device__ __forceinline__ float4 AddBias(const float* bias, int row, const Outputs& outputs,
                                           float4 y) {
   const int rows = outputs.rows;
-  if (outputs.vectors) {
+  if (outputs.vectors && reinterpret_cast<uintptr_t>(bias) % 16 == 0) {
     const float4 b = *reinterpret_cast<const float4*>(bias + row);
     return make_float4(y.x + b.x, y.y + b.y, y.z + b.z, y.w + b.w);
   }
@@ -192,6 +197,14 @@ __device__ __forceinline__ float4 AddBias(const float* bias, int row, const Outp
   if (row + 1 < rows) y.y += bias[row + 1];
   if (row + 2 < rows) y.z += bias[row + 2];
   if (row + 3 < rows) y.w += bias[row + 3];
+  return y;
+}
+
+__device__ __forceinline__ float4 MultiplyRows(const float* factors, int row, int rows, float4 y) {
+  y.x *= factors[row];
+  if (row + 1 < rows) y.y *= factors[row + 1];
+  if (row + 2 < rows) y.z *= factors[row + 2];
+  if (row + 3 < rows) y.w *= factors[row + 3];
   return y;
 }
 
@@ -212,17 +225,29 @@ inline FinishParams FinishOf(const LinearParams& p) {
 __device__ __forceinline__ void FinishFour(const LinearParams& p, const Outputs& outputs,
                                            const FinishParams& finish, int token, int row,
                                            float squares, float4 y, float4 up, float4 old) {
-  const bool gated = p.epilogue == LinearEpilogue::kSiluMul;
+  const bool gated = p.matrix.interleaved;
+  const bool ruled = p.epilogue == LinearEpilogue::kRule;
   if (p.norm_weight != nullptr) {
     const float factor = rsqrtf(fmaf(squares, finish.inverse_cols, p.norm_eps));
     y.x *= factor, y.y *= factor, y.z *= factor, y.w *= factor;
     up.x *= factor, up.y *= factor, up.z *= factor, up.w *= factor;
   }
+  if (ruled && p.rule.factors != nullptr) {
+    y = MultiplyRows(p.rule.factors, row, outputs.rows, y);
+    if (gated) up = MultiplyRows(p.rule.factors + outputs.rows, row, outputs.rows, up);
+  }
   if (p.bias != nullptr) {
     y = AddBias(p.bias, row, outputs, y);
     if (gated) up = AddBias(p.bias + outputs.rows, row, outputs, up);
   }
-  if (gated) {
+  if (ruled && (gated || p.rule.activates)) {
+    const Activation activation = p.rule.activation;
+    y = make_float4(Activate(activation, y.x), Activate(activation, y.y),
+                    Activate(activation, y.z), Activate(activation, y.w));
+  }
+  if (gated && ruled) {
+    y = make_float4(y.x * up.x, y.y * up.y, y.z * up.z, y.w * up.w);
+  } else if (gated) {
     y = make_float4(FastSilu(y.x) * up.x, FastSilu(y.y) * up.y, FastSilu(y.z) * up.z,
                     FastSilu(y.w) * up.w);
   } else {

@@ -29,7 +29,8 @@ namespace {
 
 constexpr int kScanTokens = 16;
 
-template <int kTaps, bool kVector>
+// kGates: p.gates.
+template <int kTaps, bool kVector, bool kGates = true>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2StepKernel(const __grid_constant__ Mamba2Params p) {
   struct alignas(16) OfWarp {
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   group.Apply(d_conv, mine.b + place.lane, mine.c + place.lane);
   if (d_conv > 1 && place.writes_group) group.StoreInputs(newest);
   const StepSize step = MakeStep(p, head.dt_bias, head.a, head.dt_input);
-  const float x = place.has_x ? MixerSilu(head.conv.Apply(head.bias, head.input, d_conv)) : 0.0f;
+  const float x = place.has_x ? Silu(head.conv.Apply(head.bias, head.input, d_conv)) : 0.0f;
   mine.x[place.lane] = x;
   __syncwarp();
   const int of_rows = place.lane / 8 * kRows;
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   if (place.warp != 0 || !place.has_x) return;
   const float y =
       fmaf(head.d, x, SumOfWarps(partial, static_cast<int>(blockDim.x) / 32, place.lane));
-  const float gated = y * MixerSilu(head.gate);
+  const float gated = kGates ? y * Silu(head.gate) : y;
   output[place.x_channel] = gated;
   if (rounded != nullptr) {
     rounded[place.x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
@@ -124,7 +125,7 @@ __global__ void ConvPrefillKernel(const __grid_constant__ Mamba2Params p, float*
       }
     }
     convolved[static_cast<long long>(run.row + i) * channels + channel] =
-        MixerSilu(conv.Apply(bias, *input, p.d_conv));
+        Silu(conv.Apply(bias, *input, p.d_conv));
   }
 }
 
@@ -172,9 +173,10 @@ __global__ void __launch_bounds__(kMaxThreads)
       }
       shared.x[token * kPart + place.lane] = place.has_x ? values[place.x_channel] : 0.0f;
       if (place.lane == 0) {
-        shared.steps[token] =
-            MakeStep(p, p.dt_bias[place.head], p.a[place.head],
-                     p.projected[row * p.projected_stride + p.inner() + channels + place.head]);
+        const float* dt = p.dt != nullptr
+                              ? p.dt + row * p.dt_stride
+                              : p.projected + row * p.projected_stride + p.inner() + channels;
+        shared.steps[token] = MakeStep(p, p.dt_bias[place.head], p.a[place.head], dt[place.head]);
       }
     }
     __syncthreads();
@@ -190,8 +192,8 @@ __global__ void __launch_bounds__(kMaxThreads)
       const long long row = run.row + begin + token;
       const float y = fmaf(d, shared.x[token * kPart + place.lane],
                            SumOfWarps(shared.partial + token * warps * kPart, warps, place.lane));
-      p.output[row * p.output_stride + place.x_channel] =
-          y * MixerSilu(p.projected[row * p.projected_stride + place.x_channel]);
+      const float* gate = p.projected + row * p.projected_stride + place.x_channel;
+      p.output[row * p.output_stride + place.x_channel] = p.gates ? y * Silu(*gate) : y;
     }
     __syncthreads();
   }
@@ -243,12 +245,15 @@ bool IsBatch(const Mamba2Params& p) {
 
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   CheckSizes(params);
-  if ((params.pieces != 0 || IsBatch(params)) && CanStepAsBatch(params)) {
+  if (params.gates && (params.pieces != 0 || IsBatch(params)) && CanStepAsBatch(params)) {
     return LaunchMamba2BatchStep(params, stream);
   }
-  const auto kernel = params.head_dim % 4 != 0 ? Mamba2StepKernel<kMaxTaps, false>
-                      : params.d_conv != 4     ? Mamba2StepKernel<kMaxTaps, true>
-                                               : Mamba2StepKernel<4, true>;
+  const bool vectors = params.head_dim % 4 == 0;
+  const auto kernel = !params.gates        ? vectors ? Mamba2StepKernel<kMaxTaps, true, false>
+                                                     : Mamba2StepKernel<kMaxTaps, false, false>
+                      : !vectors           ? Mamba2StepKernel<kMaxTaps, false>
+                      : params.d_conv != 4 ? Mamba2StepKernel<kMaxTaps, true>
+                                           : Mamba2StepKernel<4, true>;
   Launch("the Mamba-2 step kernel", kernel, GridOf(params),
          dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params);
 }
@@ -267,6 +272,11 @@ void LaunchCausalConv(const Mamba2Params& params, int most_tokens, float* convol
 void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
                          cudaStream_t stream) {
   LaunchCausalConv(params, most_tokens, convolved, stream);
+  LaunchMamba2Scan(params, convolved, stream);
+}
+
+void LaunchMamba2Scan(const Mamba2Params& params, const float* convolved, cudaStream_t stream) {
+  CheckSizes(params);
   const int warps = WarpsOf(params);
   const size_t shared =
       sizeof(float) * kScanTokens * static_cast<size_t>(ScanShared::FloatsPerToken(warps));

@@ -44,6 +44,11 @@ struct Mamba2Params {
   // of runs. Changes no result.
   int pieces = 0;
   int multiprocessors = 132;
+  bool gates = true;  // else the output is y alone
+  // Of LaunchMamba2Scan alone: dt of the heads before its bias [rows, dt_stride]; null: in
+  // `projected`.
+  const float* dt = nullptr;
+  int dt_stride = 0;
 
   __host__ __device__ int inner() const { return heads * head_dim; }
   __host__ __device__ int conv_channels() const { return inner() + 2 * groups * d_state; }
@@ -59,6 +64,10 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream);
 // The convolution of LaunchMamba2Prefill alone: convolved[row][channel], with bias and SiLU.
 void LaunchCausalConv(const Mamba2Params& params, int most_tokens, float* convolved,
                       cudaStream_t stream);
+
+// The recurrence of LaunchMamba2Prefill alone, over `convolved`. With d_conv = 1 there is no window
+// that it writes.
+void LaunchMamba2Scan(const Mamba2Params& params, const float* convolved, cudaStream_t stream);
 
 // Any number of tokens per run, at most `most_tokens`. `convolved` [rows, conv_channels] is
 // scratch. A token's result is bitwise that of LaunchMamba2Step.

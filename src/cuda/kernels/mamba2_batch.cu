@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     const bool has_own = first.warp < count && next.has_x;
     const int x_channel = next.x_channel;
     const float x =
-        has_own ? MixerSilu(next_head.conv.Apply(next_head.bias, next_head.input, d_conv)) : 0.0f;
+        has_own ? Silu(next_head.conv.Apply(next_head.bias, next_head.input, d_conv)) : 0.0f;
     const float d = next_head.d;
     const float gate = next_head.gate;
     mine.x[first.lane] = x;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     if (has_own) {
       const float y =
           fmaf(d, x, SumOfWarps(partial + first.warp * warps * kPart, warps, first.lane));
-      const float gated = y * MixerSilu(gate);
+      const float gated = y * Silu(gate);
       output[x_channel] = gated;
       if (rounded != nullptr) {
         rounded[x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));

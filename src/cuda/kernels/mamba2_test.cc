@@ -18,10 +18,12 @@ struct Sizes {
   int groups;
   int d_conv;
   bool bias;
+  bool gates = true;
 };
 std::ostream& operator<<(std::ostream& out, const Sizes& s) {
   return out << s.heads << " heads of " << s.head_dim << ", state " << s.d_state << ", " << s.groups
-             << " groups, " << s.d_conv << " taps" << (s.bias ? ", bias" : "");
+             << " groups, " << s.d_conv << " taps" << (s.bias ? ", bias" : "")
+             << (s.gates ? "" : ", no gate");
 }
 
 // Slots in another order than sequences, and sequences at different phases of the ring.
@@ -40,6 +42,7 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
     p_.d_state = s.d_state;
     p_.groups = s.groups;
     p_.d_conv = s.d_conv;
+    p_.gates = s.gates;
     p_.dt_min = 0.02f;
     p_.dt_max = 1.5f;
     channels_ = p_.conv_channels();
@@ -106,7 +109,7 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
               y += c[n] * element;
             }
             output[static_cast<size_t>(RowOf(sequence, token) * output_stride_ + channel)] =
-                y * silu(row[channel]);
+                s.gates ? y * silu(row[channel]) : y;
           }
         }
       }
@@ -165,6 +168,31 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
     });
   }
 
+  // With dt in memory of its own, and what is convolved already as the input.
+  Result ScanOfGathered(int tokens_at_a_time, const std::vector<float>& convolved) const {
+    const DeviceArray<float> device_convolved(convolved);
+    std::vector<float> dt;
+    for (int row = 0; row < kSequences * kTokens; ++row) {
+      for (int head = 0; head < p_.heads; ++head) {
+        dt.push_back(projected_[static_cast<size_t>(row * width_ + p_.inner() + channels_ + head)]);
+      }
+    }
+    const DeviceArray<float> device_dt(dt);
+    return Run(tokens_at_a_time, [&](Mamba2Params p, int, cudaStream_t stream) {
+      p.dt = device_dt.data();
+      p.dt_stride = p_.heads;
+      p.d_conv = 1;
+      LaunchMamba2Scan(p, device_convolved.data(), stream);
+    });
+  }
+  std::vector<float> Convolved() const {
+    const DeviceArray<float> convolved(static_cast<size_t>(kSequences * kTokens * channels_));
+    Run(kTokens, [&](const Mamba2Params& p, int tokens, cudaStream_t stream) {
+      LaunchMamba2Prefill(p, tokens, convolved.data(), stream);
+    });
+    return convolved.Download();
+  }
+
   Mamba2Params p_;
   int channels_ = 0;
   int width_ = 0;
@@ -213,13 +241,13 @@ TEST_P(Mamba2Kernels, PrefillIsBitwiseTheSameAsSteps) {
   EXPECT_EQ(prefill.slots, steps.slots);
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Mamba2Kernels,
-                         testing::Values(Sizes{6, 32, 128, 1, 4, true},
-                                         Sizes{4, 64, 128, 2, 4, true},
-                                         Sizes{8, 80, 64, 4, 4, false},
-                                         Sizes{3, 16, 16, 3, 1, true}, Sizes{4, 37, 40, 2, 2, true},
-                                         Sizes{2, 7, 5, 1, 3, false}, Sizes{2, 64, 256, 1, 8, true},
-                                         Sizes{5, 20, 100, 5, 5, false}));
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, Mamba2Kernels,
+    testing::Values(Sizes{6, 32, 128, 1, 4, true}, Sizes{4, 64, 128, 2, 4, true},
+                    Sizes{8, 80, 64, 4, 4, false}, Sizes{3, 16, 16, 3, 1, true},
+                    Sizes{4, 37, 40, 2, 2, true}, Sizes{2, 7, 5, 1, 3, false},
+                    Sizes{2, 64, 256, 1, 8, true}, Sizes{5, 20, 100, 5, 5, false},
+                    Sizes{4, 64, 128, 2, 4, true, false}, Sizes{3, 7, 36, 1, 3, true, false}));
 
 }  // namespace
 }  // namespace adder::cuda

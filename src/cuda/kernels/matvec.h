@@ -7,8 +7,6 @@
 
 namespace adder::cuda {
 
-enum class Experts;
-
 // Most tokens that one launch takes, experts aside (each of whose blocks has one token).
 inline constexpr int kMostMatvecTokens = 1;
 
@@ -16,5 +14,8 @@ inline constexpr int kMostMatvecTokens = 1;
 // matrix must have a multiple of four columns, and the input's rows begin on 16-byte boundaries.
 void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Experts kind,
                   const LinearShape& shape, cudaStream_t stream);
+// The same with kRule: of one matrix, or of experts' gates.
+void LaunchRuledMatvec(const LinearParams& linear, const ExpertParams* experts,
+                       const LinearShape& shape, cudaStream_t stream);
 
 }  // namespace adder::cuda

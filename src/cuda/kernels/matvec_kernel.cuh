@@ -22,9 +22,11 @@
 // expert's input, begin on 16-byte boundaries.
 #pragma once
 
+#include "cuda/kernels/conv_step.cuh"
 #include "cuda/kernels/expert_choice.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
+#include "cuda/kernels/route.cuh"
 
 namespace adder::cuda {
 
@@ -45,6 +47,9 @@ enum class Walk {
   kStream,  // all of many tiles, through a ring
 };
 
+// Taps of the convolution of kConvolved.
+constexpr int kConvolvedTaps = 3;
+
 struct MatvecParams {
   LinearParams linear;
   const float* routing;
@@ -56,6 +61,12 @@ struct MatvecParams {
   int shared_input_stride;
   float* shared_output;
   int shared_output_stride;
+  // Of the second matrix of a pair.
+  const float* second_bias;
+  const float* second_factors;
+  float second_scale;
+  RouteParams route;      // of kRouteByRule
+  CausalConvParams conv;  // of kConvolved
   PackedMatrix router;
   const float* router_bias;
   float* chosen;
@@ -83,6 +94,40 @@ __device__ __forceinline__ int Quotient(int value, int reciprocal) {
   return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
 }
 
+// Two neighbouring channels of a convolution with gates. Load is for what earlier steps wrote.
+struct ConvolvedPair {
+  ConvStep<kConvolvedTaps> first;
+  ConvStep<kConvolvedTaps> second;
+  float2 bias;
+
+  __device__ __forceinline__ void Load(const CausalConvParams& p, const SequenceRun& run,
+                                       int channel) {
+    bias = make_float2(0, 0);
+    if (channel >= p.channels) return;
+    const float* ring = run.recurrent + p.conv_offset;
+    first.Load(p.weight, ring, kConvolvedTaps, p.channels, channel, run.position);
+    second.Load(p.weight, ring, kConvolvedTaps, p.channels, channel + 1, run.position);
+    if (p.bias != nullptr) bias = *reinterpret_cast<const float2*>(p.bias + channel);
+  }
+  // Their results; `writes`: puts the newest inputs into the window.
+  __device__ __forceinline__ float2 Apply(const CausalConvParams& p, const SequenceRun& run,
+                                          int channel, bool writes) const {
+    if (channel >= p.channels) return make_float2(0, 0);
+    const float* row = p.input + static_cast<long long>(run.row) * p.input_stride + channel;
+    const float2 x = *reinterpret_cast<const float2*>(row + p.x);
+    const float2 before = *reinterpret_cast<const float2*>(row + p.gate_before);
+    const float2 after = *reinterpret_cast<const float2*>(row + p.gate_after);
+    const float2 newest = make_float2(x.x * before.x, x.y * before.y);
+    if (writes) {
+      float* ring = run.recurrent + p.conv_offset;
+      *reinterpret_cast<float2*>(ring + run.position % kConvolvedTaps * p.channels + channel) =
+          newest;
+    }
+    return make_float2(after.x * first.Apply(bias.x, newest.x, kConvolvedTaps),
+                       after.y * second.Apply(bias.y, newest.y, kConvolvedTaps));
+  }
+};
+
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
                                   F == WeightFormat::kF16 || F == WeightFormat::kF32 ||
@@ -95,9 +140,11 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr int kChunks = Span::kChunks;
   constexpr int kSpanCols = kChunks * kChunkCols;
   constexpr bool kStream = kWalk == Walk::kStream;
-  constexpr bool kNormalizes = kExperts != Experts::kDown;
+  constexpr bool kConvolves = kExperts == Experts::kConvolved;
+  constexpr bool kNormalizes = kExperts != Experts::kDown && !kConvolves;
   constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
-  constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes;
+  constexpr bool kPair = kExperts == Experts::kPair;
+  constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes || kPair;
   const LinearParams& p = params.linear;
   // The last blocks of a row of the grid have the shared expert (gate, up).
   int block = static_cast<int>(blockIdx.x);
@@ -109,6 +156,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     is_shared = choice == params.top_k;
   }
   const PackedMatrix& m = is_shared ? params.shared : p.matrix;
+  constexpr bool kRule = kEpilogue == LinearEpilogue::kRule;
+  const bool interleaved = kRule ? m.interleaved : kEpilogue == LinearEpilogue::kSiluMul;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   // The same in all lanes, which the compiler cannot know of a quotient.
@@ -131,9 +180,9 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     input += token * p.input_stride;
     if (is_shared) {
       output = params.shared_output + token * params.shared_output_stride;
-    } else {
+    } else if constexpr (!kPair) {
       routing = params.routing + token * params.routing_stride + params.top_k + choice;
-      output += token * p.output_stride + choice * (m.rows / 2);
+      output += token * p.output_stride + choice * (interleaved ? m.rows / 2 : m.rows);
     }
   } else if constexpr (kExperts == Experts::kDown) {
     routing = params.routing + static_cast<long long>(blockIdx.y) * params.routing_stride;
@@ -188,7 +237,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     unsigned char* to = weights + slot * kSpanBytes<F, kWide>;
     if constexpr (kRoutes) {
       if (!is_shared && !is_routing) matrix = chosen.experts[choice];
-    } else if constexpr (kGateUp) {
+    } else if constexpr (kGateUp && !kPair) {
       if (!is_shared) matrix = static_cast<int>(*routing);
     }
     if (kExperts == Experts::kDown && span >= routed_spans) {
@@ -237,18 +286,33 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
   // In blocks: the row that this thread finishes, if it does.
   const int finish_tile = block * params.row_warps + warp;
-  const int row =
-      LogicalRow(kEpilogue == LinearEpilogue::kSiluMul, m.rows, finish_tile, lane % kTileRows);
+  const int row = LogicalRow(interleaved, m.rows, finish_tile, lane % kTileRows);
   const bool finishes = !kStream && warp < params.row_warps && row < m.rows;
-  const float bias = finishes && p.bias != nullptr ? p.bias[row] : 0.0f;
+  const bool is_second = kPair && is_shared;
+  const float* biases = is_second ? params.second_bias : p.bias;
+  const float bias = finishes && biases != nullptr ? biases[row] : 0.0f;
+  const float* row_factors = is_second ? params.second_factors : p.rule.factors;
+  float row_factor = 1;
+  if (kRule && finishes && row_factors != nullptr) row_factor = row_factors[row];
+
+  ConvolvedPair window[2];
+  SequenceRun run = {};
+  if constexpr (kConvolves) run = params.conv.runs[0];
+  const auto load_window = [&](int col) {
+    if constexpr (kConvolves) {
+      window[0].Load(params.conv, run, col);
+      window[1].Load(params.conv, run, col + kSecond);
+    }
+  };
+  if (prepares) load_window(first_col);
 
   if (params.triggers_early) PdlTrigger();
   PdlWait();
   if (!params.triggers_early && (!kRoutes || is_shared)) PdlTrigger();
   if (kExperts == Experts::kGateUp && !is_shared) copy_first();
   float old = 0;
-  if constexpr (!kStream && kEpilogue == LinearEpilogue::kAdd) {
-    if (finishes) old = output[row];
+  if constexpr (!kStream && (kRule || kEpilogue == LinearEpilogue::kAdd)) {
+    if (finishes && (!kRule || p.rule.adds)) old = output[row];
   }
   if (p.input_rows != nullptr) input += static_cast<long long>(*p.input_rows) * p.input_stride;
   float squares = 0;
@@ -268,6 +332,10 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
                                    : none;
         const float weight = of_shared ? 1.0f : routing[choice];
         x.x *= weight, x.y *= weight, y.x *= weight, y.y *= weight;
+      } else if constexpr (kConvolves) {
+        const bool writes = blockIdx.x == 0;
+        x = window[0].Apply(params.conv, run, col, writes);
+        y = window[1].Apply(params.conv, run, col + kSecond, writes);
       } else {
         x = load_pair(input, col, 0);
         y = load_pair(input, col + kSecond, 0);
@@ -280,6 +348,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     for (int col = first_col;;) {
       float2 next_x;
       float2 next_y;
+      load_window(col + step);
       load_input(col + step, next_x, next_y);
       if constexpr (kNormalizes) {
         x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
@@ -356,7 +425,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       add_quad();
       if (lane % 4 == 0) {
         StoreRows<kEpilogue>(p, output, tile, lane / 4, 0, sums[0] * scale, sums[1] * scale,
-                             LoadOld(p, output, tile, lane / 4, 0));
+                             LoadOld<kEpilogue>(p, output, tile, lane / 4, 0));
       }
       sums[0] = sums[1] = 0;
     }
@@ -407,17 +476,30 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
                             params.router_bias == nullptr ? y : y + params.router_bias[expert]);
           }
         } else {
-          y += bias;
-          if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
+          if constexpr (kRule) {
+            y = fmaf(y, row_factor, bias);
+            if (interleaved || p.rule.activates) {
+              const float up = __shfl_xor_sync(0xffffffffu, y, 8);
+              y = Activate(p.rule.activation, y);
+              if (interleaved) y *= up;
+            }
+            if (finishes && lane < (interleaved ? 8 : kTileRows)) {
+              output[row] = fmaf(is_second ? params.second_scale : p.scale, y, old);
+            }
+          } else if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
+            y += bias;
             const float up = __shfl_xor_sync(0xffffffffu, y, 8);
             if (finishes && lane < 8) output[row] = FastSilu(y) * up;
           } else if (finishes && lane < kTileRows) {
+            y += bias;
             if constexpr (kEpilogue == LinearEpilogue::kRouter) {
               if (gridDim.x == 1) {
                 chosen.SetScore(row, y);
               } else {
                 __stcg(p.scores + row, y);
               }
+            } else if constexpr (kEpilogue == LinearEpilogue::kRouteByRule) {
+              __stcg(p.scores + row, y);
             } else {
               output[row] = fmaf(p.scale, y, old);
             }
@@ -446,6 +528,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       WaitForCopies<0>();
       __syncwarp();
     }
+  }
+  if constexpr (kEpilogue == LinearEpilogue::kRouteByRule) {
+    if (!ArrivesLast(p.arrivals)) return;
+    for (int e = thread; e < m.rows; e += static_cast<int>(blockDim.x)) {
+      chosen.scores[e] = __ldcg(p.scores + e);
+    }
+    __syncthreads();
+    ChooseByRule(params.route, chosen.scores, output);
   }
   if constexpr (kEpilogue == LinearEpilogue::kRouter) {
     if (gridDim.x > 1) return RouteWhenLast(p, output, 0, 1, p.arrivals);

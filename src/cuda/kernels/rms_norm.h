@@ -1,5 +1,5 @@
-// RMSNorm as a kernel of its own, for norms in groups. Ungrouped norms are part of the matrix
-// kernel.
+// RMSNorm as a kernel of its own: for norms in groups, and for those behind a mixer. Others are
+// part of the matrix kernel.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,6 +7,13 @@
 #include <cstdint>
 
 namespace adder::cuda {
+
+// What becomes of a normalised element y.
+enum class NormEpilogue {
+  kStore,  // output = y
+  kAdd,    // output += scale * y
+  kGate,   // output = y * silu(gate); the output may be the input
+};
 
 struct RmsNormParams {
   const float* input = nullptr;  // [*, stride]
@@ -20,6 +27,10 @@ struct RmsNormParams {
   float* output = nullptr;             // [rows, stride]
   uint16_t* rounded_output = nullptr;  // [rows, rounded_stride], in bf16; null: none
   int rounded_stride = 0;
+  NormEpilogue epilogue = NormEpilogue::kStore;
+  float scale = 1;
+  const float* gate = nullptr;  // [*, gate_stride], row as the input's
+  int gate_stride = 0;
 };
 
 void LaunchRmsNorm(const RmsNormParams& params, cudaStream_t stream);

@@ -38,7 +38,8 @@ UnpackedLayout::UnpackedLayout(bool has_norm, const UnpackedGeometry& g) {
 
 bool UnpackedTakes(const LinearParams& params, const UnpackedGeometry& g, int shared_bytes) {
   const PackedMatrix& m = params.matrix;
-  return params.epilogue != LinearEpilogue::kRouter && params.rounded_input_stride % 8 == 0 &&
+  return params.epilogue != LinearEpilogue::kRouter &&
+         params.epilogue != LinearEpilogue::kRouteByRule && params.rounded_input_stride % 8 == 0 &&
          g.stages >= 2 && g.stages <= kMostUnpackedStages &&
          (g.split == 1 || (g.share == 1 && g.blocks == 0)) && g.tokens % (8 * g.share) == 0 &&
          g.tokens % g.split == 0 && m.chunks >= g.groups * g.split &&

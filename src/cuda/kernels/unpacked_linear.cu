@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
     const int group = warp / 4;
     const int of_group = warp % 4;
     constexpr int kSquareTiles = kTokens <= 64 ? 1 : kTokens / 64;
-    const bool gated = p.epilogue == LinearEpilogue::kSiluMul;
+    const bool gated = p.matrix.interleaved;
     const Outputs outputs(p);
     float* sums = reinterpret_cast<float*>(bytes + params.layout.sums);
     const auto free_stage = [&](int slot) {
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
       };
       const auto load_old = [&](int item) {
         const int token = first_token + rank * own_tokens + (item >> quad_bits);
-        const bool adds = p.epilogue == LinearEpilogue::kAdd && item < items &&
+        const bool adds = Adds(p) && item < items &&
                           token < p.tokens && row_of(item) < outputs.rows;
         return adds ? outputs.Load(token, row_of(item)) : make_float4(0, 0, 0, 0);
       };

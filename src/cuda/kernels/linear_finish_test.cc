@@ -1,0 +1,131 @@
+// The kernel that finishes products against a plain reference. Runs where there is a CUDA device.
+#include "cuda/kernels/linear_finish.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/dtype.h"
+#include "cuda/kernels/activated_for_test.h"
+#include "cuda/kernels/kernel_test_support.h"
+
+namespace adder::cuda::test {
+namespace {
+
+class LinearFinish : public KernelTest {
+ protected:
+  // Runs `p`, whose sizes and rules are set, over random numbers, and compares. Memory between the
+  // rows must stay as it is.
+  static void Check(FinishParams p, bool has_bias, bool has_row_gate) {
+    Numbers numbers(3);
+    const int of_part = p.gated ? 2 * p.width : p.width;
+    p.products_stride = p.parts * of_part + 5;
+    p.output_stride = p.parts * p.width + 3;
+    p.rounded_output_stride = p.parts * p.width + 8;
+    p.row_gate_stride = 4;
+    const auto at = [](int row, int stride, int index) {
+      return static_cast<size_t>(row * stride + index);
+    };
+    const std::vector<float> products =
+        numbers.Vector(static_cast<size_t>(p.rows * p.products_stride), 4);
+    const std::vector<float> bias = numbers.Vector(static_cast<size_t>(of_part), 2);
+    const std::vector<float> gates = numbers.Vector(static_cast<size_t>(p.rows * 4), 3);
+    const std::vector<float> before =
+        numbers.Vector(static_cast<size_t>(p.rows * p.output_stride), 2);
+    const DeviceArray<float> device_products(products), device_bias(bias), device_gates(gates),
+        output(before);
+    const DeviceArray<uint16_t> rounded(static_cast<size_t>(p.rows * p.rounded_output_stride));
+    p.products = device_products.data();
+    if (has_bias) p.bias = device_bias.data();
+    if (has_row_gate) p.row_gate = device_gates.data();
+    p.output = output.data();
+    p.rounded_output = rounded.data();
+    const Stream stream;
+    LaunchFinish(p, stream.get());
+    stream.Synchronize();
+
+    const std::vector<float> found = output.Download();
+    const std::vector<uint16_t> found_rounded = rounded.Download();
+    for (int row = 0; row < p.rows; ++row) {
+      for (int i = 0; i < p.output_stride; ++i) {
+        const size_t index = at(row, p.output_stride, i);
+        if (i >= p.parts * p.width) {
+          ASSERT_EQ(found[index], before[index]) << "row " << row << " column " << i;
+          continue;
+        }
+        const auto value = [&](int r) {
+          double z =
+              p.input_scale *
+              static_cast<double>(products[at(row, p.products_stride, i / p.width * of_part + r)]);
+          if (has_bias) z += bias[static_cast<size_t>(r)];
+          for (int f = 0; f < p.factor_count; ++f) {
+            if (r < p.factor_ends[f]) return z * p.factors[f];
+          }
+          return z;
+        };
+        double y = value(i % p.width);
+        if (p.gated || p.activates) y = Activated(p.activation, y);
+        if (p.gated) y *= value(p.width + i % p.width);
+        if (has_row_gate) y *= Sigmoid(gates[static_cast<size_t>(row * 4)]);
+        y = p.scale * y + (p.adds ? before[index] : 0.0f);
+        ASSERT_NEAR(found[index], y, 2e-5 * (1 + std::abs(y))) << "row " << row << " column " << i;
+        ASSERT_EQ(found_rounded[at(row, p.rounded_output_stride, i)], FloatToBF16(found[index]));
+      }
+    }
+  }
+};
+
+TEST_F(LinearFinish, Activations) {
+  for (const Activation activation :
+       {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu2,
+        Activation::kSigmoid, Activation::kTanh}) {
+    for (const bool gated : {false, true}) {
+      FinishParams p;
+      p.rows = 3;
+      p.width = 301;
+      p.gated = gated;
+      p.activates = true;
+      p.activation = activation;
+      Check(p, gated, !gated);
+      Check(p, !gated, gated);
+    }
+  }
+}
+
+TEST_F(LinearFinish, ExpertsOfARow) {
+  FinishParams p;
+  p.rows = 5;
+  p.parts = 3;
+  p.width = 37;
+  p.activates = true;
+  p.activation = Activation::kRelu2;
+  Check(p, false, false);
+  p.gated = true;
+  p.activation = Activation::kGelu;
+  Check(p, false, false);
+}
+
+TEST_F(LinearFinish, ScaledRows) {
+  FinishParams p;
+  p.rows = 2;
+  p.width = 90;
+  p.input_scale = 0.75f;
+  p.factor_count = 3;
+  const int ends[] = {7, 64, 90};
+  const float factors[] = {0.5f, -3.0f, 1.25f};
+  std::copy_n(ends, 3, p.factor_ends);
+  std::copy_n(factors, 3, p.factors);
+  Check(p, true, false);
+  p.adds = true;
+  p.scale = 0.3f;
+  Check(p, true, false);
+  // Factors of gate | up.
+  p.adds = false;
+  p.scale = 1;
+  p.width = 45;
+  p.gated = true;
+  Check(p, false, true);
+}
+
+}  // namespace
+}  // namespace adder::cuda::test
