@@ -1,4 +1,3 @@
-#include "cuda/kernels/launch.cuh"
 #include "cuda/cuda_executor.h"
 
 #include <algorithm>
@@ -52,12 +51,14 @@ class CudaExecutor : public Executor {
         weights_(program_, stream_, options.progress),
         state_(program_, /*kv_bf16=*/!options.f32, stream_),
         device_(DeviceProperties()),
-        ops_(program_, weights_, state_, stream_, device_.multiProcessorCount, f32_,
+        tiled_weights_(program_, weights_, options.f32 ? 0 : options.unpacked_bytes),
+        ops_(program_, weights_, state_, tiled_weights_, stream_, device_.multiProcessorCount, f32_,
              kNarrowSliceRows),
-        decode_(*this, state_, ops_, stream_, [this](const Stream& stream, int rows) {
-          return std::make_unique<NarrowOps>(program_, weights_, state_, stream,
-                                             device_.multiProcessorCount, f32_, rows);
-        }) {
+        decode_(
+            *this, state_, ops_, tiled_weights_, stream_, [this](const Stream& stream, int rows) {
+              return std::make_unique<NarrowOps>(program_, weights_, state_, tiled_weights_, stream,
+                                                 device_.multiProcessorCount, f32_, rows);
+            }) {
     AllocateTable();
   }
 
@@ -328,10 +329,11 @@ class CudaExecutor : public Executor {
   const int wide_tokens_;  // slices of at least so many tokens are wide
   const int wide_limit_;   // tokens of a wide slice at most
   const int64_t unpacked_bytes_;
-  Stream stream_{Experiment("X_PRIO", 0) == 1 ? -5 : 0};
+  Stream stream_;
   DeviceWeights weights_;
   DeviceState state_;
   const cudaDeviceProp device_;
+  TiledWeights tiled_weights_;
   NarrowOps ops_;
   DeviceDecode decode_;
 

@@ -9,7 +9,6 @@
 #include "cuda/call_counts.h"
 #include "cuda/cuda_call.h"
 #include "cuda/kernels/few_linear.h"
-#include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/sample.h"
 #include "cuda/nvtx_range.h"
 #include "cuda/part_timing.h"
@@ -18,12 +17,13 @@
 namespace adder::cuda {
 namespace {
 
+// From so many sequences on, matrices are unpacked.
+constexpr int kLeastTiledRows = 16;
+
 // Lanes of a step, as measured (an H200, granite-4.0-h-350m and mamba2-1.3b): two are faster by 4
 // to 26% for the sizes named here, slower by 4 to 7% for 32 sequences, whose halves are too many
 // for the matrix kernel of few tokens.
 int LanesIn(int bucket) {
-  const int x = Experiment("X_LANES", 0);
-  if (x != 0) return std::min(x, bucket);
   const int half = bucket / 2;
   return (half >= 4 && half <= kMostFewTokens) || half >= 32 ? 2 : 1;
 }
@@ -44,10 +44,10 @@ bool DeviceDecode::CanDecode(std::span<const DecodeRow> rows) const {
 }
 
 void DeviceDecode::Prepare(int bucket) {
-  while (static_cast<int>(more_lanes_.size()) + 1 < LanesIn(bucket)) {
-    more_lanes_.push_back(std::make_unique<LaneResources>(Experiment("X_PRIO", 0) == 1 ? 0 : 0));
-    more_lanes_.back()->ops = make_ops_(more_lanes_.back()->stream, kMostDecodeRows / 2);
-    more_lanes_.back()->stream.Synchronize();
+  if (bucket >= kLeastTiledRows) tiled_weights_.Make(stream_);
+  if (LanesIn(bucket) > 1 && second_ops_ == nullptr) {
+    second_ops_ = make_ops_(second_stream_, kMostDecodeRows / 2);
+    second_stream_.Synchronize();
   }
   if (runs_.bytes() > 0) return;
   constexpr size_t kRows = kMostDecodeRows;
@@ -63,14 +63,9 @@ void DeviceDecode::Prepare(int bucket) {
 }
 
 std::vector<DeviceDecode::Lane> DeviceDecode::LanesOf(int bucket) const {
-  const int lanes = LanesIn(bucket);
-  const int rows = bucket / lanes;
-  std::vector<Lane> result = {{ops_, stream_, 0, rows}};
-  for (int i = 1; i < lanes; ++i) {
-    const LaneResources& more = *more_lanes_[static_cast<size_t>(i - 1)];
-    result.push_back({*more.ops, more.stream, i * rows, rows});
-  }
-  return result;
+  if (LanesIn(bucket) == 1) return {{ops_, stream_, 0, bucket}};
+  const int half = bucket / 2;
+  return {{ops_, stream_, 0, half}, {*second_ops_, second_stream_, half, half}};
 }
 
 int DeviceDecode::RowInLane(int bucket, int index) { return index % (bucket / LanesIn(bucket)); }
@@ -83,30 +78,19 @@ int DeviceDecode::StepParts() const { return static_cast<int>(executor_.program(
 void DeviceDecode::LaunchStepParts(int bucket, int first, int last,
                                    const std::function<void(int part)>& launched) {
   const std::vector<Lane> lanes = LanesOf(bucket);
-  const int stagger = Experiment("X_STAGGER", 0);
   if (lanes.size() > 1) {
     fork_.Record(stream_);
-    for (size_t i = 1; i < lanes.size(); ++i) fork_.HoldUp(lanes[i].stream);
+    fork_.HoldUp(second_stream_);
   }
-  bool any = false;
-  bool first_done = false;
-  for (int part = first; part < last; ++part) {
-    const bool moves = stagger != 0 && lanes.size() > 1 && part + 1 < StepParts() &&
-                       std::holds_alternative<Mamba2Op>(
-                           executor_.program().ops[static_cast<size_t>(part)].body);
-    for (size_t i = 0; i < lanes.size(); ++i) {
-      const bool tied = moves && (stagger == 2 || !first_done);
-      if (tied && any) turn_.HoldUp(lanes[i].stream);
-      LaunchPart(lanes[i], part);
-      if (tied) turn_.Record(lanes[i].stream), any = true;
+  for (const Lane& lane : lanes) {
+    for (int part = first; part < last; ++part) {
+      LaunchPart(lane, part);
       if (launched) launched(part);
     }
-    first_done = first_done || moves;
   }
-  for (size_t i = 1; i < lanes.size(); ++i) {
-    Event& join = more_lanes_[i - 1]->join;
-    join.Record(lanes[i].stream);
-    join.HoldUp(stream_);
+  if (lanes.size() > 1) {
+    join_.Record(second_stream_);
+    join_.HoldUp(stream_);
   }
 }
 

@@ -26,11 +26,12 @@ class DeviceDecode {
   using MakeOps = std::function<std::unique_ptr<NarrowOps>(const Stream& stream, int rows)>;
 
   // The arguments must outlive it; `executor` is whose sequences they are.
-  DeviceDecode(const Executor& executor, DeviceState& state, NarrowOps& ops, const Stream& stream,
-               MakeOps make_ops)
+  DeviceDecode(const Executor& executor, DeviceState& state, NarrowOps& ops,
+               TiledWeights& tiled_weights, const Stream& stream, MakeOps make_ops)
       : executor_(executor),
         state_(state),
         ops_(ops),
+        tiled_weights_(tiled_weights),
         stream_(stream),
         make_ops_(std::move(make_ops)) {}
 
@@ -69,18 +70,13 @@ class DeviceDecode {
   const Executor& executor_;
   DeviceState& state_;
   NarrowOps& ops_;
+  TiledWeights& tiled_weights_;
   const Stream& stream_;
   const MakeOps make_ops_;
-  // Of a lane beside the first.
-  struct LaneResources {
-    explicit LaneResources(int priority) : stream(priority) {}
-    Stream stream;
-    std::unique_ptr<NarrowOps> ops;
-    Event join;
-  };
-  std::vector<std::unique_ptr<LaneResources>> more_lanes_;
+  Stream second_stream_;
+  std::unique_ptr<NarrowOps> second_ops_;
   Event fork_;
-  Event turn_;
+  Event join_;
 
   DeviceMemory runs_;
   DeviceMemory tokens_;

@@ -30,8 +30,8 @@ void PinnedAllocator::Give(void* data) {
   cudaFreeHost(data);
 }
 
-Stream::Stream(int priority) {
-  Check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority), "cudaStreamCreate");
+Stream::Stream() {
+  Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
 }
 
 Stream::~Stream() { cudaStreamDestroy(stream_); }

@@ -57,7 +57,7 @@ using PinnedMemory = Memory<PinnedAllocator>;
 // A stream that does not synchronise with the default stream.
 class Stream {
  public:
-  explicit Stream(int priority = 0);
+  Stream();
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;

@@ -32,10 +32,12 @@ SmallNorm MakeSmallNorm(const std::optional<RmsNorm>& norm, const DeviceWeights&
 }  // namespace
 
 NarrowOps::NarrowOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
-                     const Stream& stream, int multiprocessors, bool f32, int rows)
+                     const TiledWeights& tiled_weights, const Stream& stream, int multiprocessors,
+                     bool f32, int rows)
     : program_(program),
       weights_(weights),
       state_(state),
+      tiled_weights_(tiled_weights),
       stream_(stream),
       multiprocessors_(multiprocessors),
       f32_(f32),
@@ -239,7 +241,7 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
     params.rounded_output = RoundedOutput(op.output);
     params.rounded_output_stride = RoundedStride(op.output);
   }
-  const LinearShape shape = Shape();
+  LinearShape shape = Shape();
   if (op.norm && op.norm->groups > 1) {
     RmsNormParams norm = NormParams(*op.norm, op.input);
     norm.input = params.input;
@@ -259,6 +261,7 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
     params.rounded_input = RoundedInput(op.input, input, tokens, input_rows);
   }
   params.rounded_input_stride = RoundedStride(op.input);
+  shape.unpacked = tiled_weights_.Find(params.matrix, params.norm_weight);
   LaunchLinear(params, shape, stream_.get());
   if (!finishes) return;
   FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows, 1);

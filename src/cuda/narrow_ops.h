@@ -15,6 +15,7 @@
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/route.h"
 #include "cuda/slice.h"
+#include "cuda/tiled_weights.h"
 #include "program/program.h"
 
 namespace adder::cuda {
@@ -29,7 +30,8 @@ class NarrowOps {
   // Takes the memory, for slices of at most `rows` tokens. The arguments must outlive it. `f32`:
   // see CudaOptions.
   NarrowOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
-            const Stream& stream, int multiprocessors, bool f32, int rows);
+            const TiledWeights& tiled_weights, const Stream& stream, int multiprocessors, bool f32,
+            int rows);
 
   // Puts one op on the stream, for all rows of the slice.
   void Launch(const Op& op, const Slice& slice);
@@ -87,6 +89,7 @@ class NarrowOps {
   const Program& program_;
   const DeviceWeights& weights_;
   const DeviceState& state_;
+  const TiledWeights& tiled_weights_;
   const Stream& stream_;
   const int multiprocessors_;
   const bool f32_;

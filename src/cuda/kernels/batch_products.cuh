@@ -91,7 +91,8 @@ __device__ __forceinline__ void MultiplyBf16(const unsigned (&a)[4][4], const ui
 }
 
 // Weights of one tile and chunk as A operands in bf16, times the norm's weight: `norm` holds it for
-// this lane's columns, [h] component `pair`. Packed weights are at `unit`, their scales at `scales`.
+// this lane's columns, [h] component `pair`. Packed weights are at `unit`, their scales at
+// `scales`.
 template <WeightFormat F, bool kWide>
 __device__ __forceinline__ void WeightsAsBf16(const char* unit, const char* scales,
                                               ScaleFormat format, bool has_norm,
@@ -139,8 +140,7 @@ __device__ __forceinline__ void WeightsAsBf16(const char* unit, ScaleFormat form
 
 // Whether results are added to what is there.
 __host__ __device__ inline bool Adds(const LinearParams& p) {
-  return p.epilogue == LinearEpilogue::kAdd ||
-         (p.epilogue == LinearEpilogue::kRule && p.rule.adds);
+  return p.epilogue == LinearEpilogue::kAdd || (p.epilogue == LinearEpilogue::kRule && p.rule.adds);
 }
 
 // What a block's threads do with finished sums: four consecutive outputs of one token at a time.
@@ -242,8 +242,8 @@ __device__ __forceinline__ void FinishFour(const LinearParams& p, const Outputs&
   }
   if (ruled && (gated || p.rule.activates)) {
     const Activation activation = p.rule.activation;
-    y = make_float4(Activate(activation, y.x), Activate(activation, y.y),
-                    Activate(activation, y.z), Activate(activation, y.w));
+    y = make_float4(Activate(activation, y.x), Activate(activation, y.y), Activate(activation, y.z),
+                    Activate(activation, y.w));
   }
   if (gated && ruled) {
     y = make_float4(y.x * up.x, y.y * up.y, y.z * up.z, y.w * up.w);

@@ -14,8 +14,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "cuda/cuda_call.h"
@@ -49,11 +47,6 @@ inline bool DeviceHasClusters() { return DeviceHasPdl(); }
 // Dynamic shared memory that a block may have, with room for 1 KB of static.
 int DeviceSharedBytes();
 
-inline int Experiment(const char* name, int otherwise) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? otherwise : std::atoi(value);
-}
-
 // Launches clusters of `cluster` blocks; without clusters the device must be asked for one block.
 template <class... KernelArgs, class... Args>
 void LaunchClusters(const char* name, void (*kernel)(KernelArgs...), dim3 grid, dim3 block,
@@ -63,19 +56,13 @@ void LaunchClusters(const char* name, void (*kernel)(KernelArgs...), dim3 grid, 
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attributes[3] = {};
+  cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {cluster.x, cluster.y, cluster.z};
   config.attrs = attributes;
   config.numAttrs = !DeviceHasPdl() ? 0 : cluster.x * cluster.y * cluster.z == 1 ? 1 : 2;
-  const int priority = Experiment("X_PRIO", 0);
-  const bool of_state = std::strstr(name, "batch step") != nullptr;
-  if (priority == 2 || priority == 3) {
-    attributes[config.numAttrs].id = cudaLaunchAttributePriority;
-    attributes[config.numAttrs++].val.priority = of_state == (priority == 3) ? -5 : 0;
-  }
   Check(cudaLaunchKernelEx(&config, kernel, KernelArgs(args)...), name);
 }
 

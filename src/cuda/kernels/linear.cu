@@ -18,6 +18,7 @@
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/linear_fragments.cuh"
 #include "cuda/kernels/matvec.h"
+#include "cuda/kernels/unpacked_linear.h"
 #include "cuda/kernels/wgmma_linear.h"
 
 namespace adder::cuda {
@@ -348,10 +349,17 @@ bool ReadsRounded(const LinearShape& shape, int tokens) {
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream) {
   if (ReadsRounded(shape, params.tokens)) {
     WgmmaGeometry geometry;
-    if (params.tokens >= kLeastWgmmaTokens && DeviceHasWgmma() &&
-        ChooseWgmmaGeometry(params, shape.multiprocessors, DeviceSharedBytes(), &geometry)) {
-      return LaunchWgmmaLinear(params, geometry, stream);
+    const bool wgmma =
+        params.tokens >= kLeastWgmmaTokens && DeviceHasWgmma() &&
+        ChooseWgmmaGeometry(params, shape.multiprocessors, DeviceSharedBytes(), &geometry);
+    const bool of_few_rows = params.matrix.rows * 6 <= kUnpackedRows * shape.multiprocessors;
+    UnpackedGeometry unpacked;
+    if (shape.unpacked != nullptr && params.tokens >= kLeastUnpackedTokens &&
+        !(wgmma && params.tokens <= (of_few_rows ? 64 : 32)) &&
+        ChooseUnpackedGeometry(params, shape.multiprocessors, DeviceSharedBytes(), &unpacked)) {
+      return LaunchUnpackedLinear(params, shape.unpacked, unpacked, stream);
     }
+    if (wgmma) return LaunchWgmmaLinear(params, geometry, stream);
     const BatchDevice device = {shape.multiprocessors, DeviceHasClusters(), DeviceSharedBytes()};
     return LaunchBatchLinear(params, ChooseBatchGeometry(params, device), stream);
   }

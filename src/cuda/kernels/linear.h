@@ -38,8 +38,6 @@ struct LinearParams {
   // See ReadsRounded.
   const uint16_t* rounded_input = nullptr;
   int rounded_input_stride = 0;
-  // The matrix unpacked to bf16 (see unpacked_linear.h), times the norm's weight; null: it is not.
-  const uint16_t* unpacked = nullptr;
   int tokens = 0;
   const float* norm_weight = nullptr;  // RMSNorm over all of a row; null: none
   float norm_eps = 0;
@@ -102,6 +100,8 @@ struct LinearShape {
   // a token's result is bitwise the same in every batch.
   bool batch_invariant = false;
   int multiprocessors = 132;
+  // The matrix unpacked to bf16 (see unpacked_linear.h), times the norm's weight; null: it is not.
+  const uint16_t* unpacked = nullptr;
 };
 
 // Whether LaunchLinear reads rounded_input, and neither input nor input_rows, for so many tokens.

@@ -13,6 +13,7 @@
 #include "cuda/kernels/batch_linear.h"
 #include "cuda/kernels/few_linear.h"
 #include "cuda/kernels/matrices_for_test.h"
+#include "cuda/kernels/unpacked_linear.h"
 #include "cuda/kernels/wgmma_linear.h"
 
 namespace adder::cuda {
@@ -95,7 +96,8 @@ class LinearKernels : public testing::TestWithParam<Format> {
   // Rows of `input` [tokens][stride] times the matrix, with all of an epilogue's parts. With a
   // geometry, by the kernel that takes it.
   void Check(const Shape& shape, int tokens, LinearEpilogue epilogue, bool f32,
-             int multiprocessors = 132, const WgmmaGeometry* geometry = nullptr) {
+             int multiprocessors = 132, const WgmmaGeometry* geometry = nullptr,
+             const UnpackedGeometry* unpacked = nullptr) {
     const bool gated = epilogue == LinearEpilogue::kSiluMul;
     const Matrices matrices(GetParam(), 1, shape.rows, shape.cols, gated, 11);
     const int stride = (shape.cols + 3) / 4 * 4;
@@ -159,8 +161,15 @@ class LinearKernels : public testing::TestWithParam<Format> {
       p.rounded_output = rounded_output.data();
       p.rounded_output_stride = output_stride;
     }
-    geometry != nullptr ? LaunchWgmmaLinear(p, *geometry, stream.get())
-                        : LaunchLinear(p, spread, stream.get());
+    const DeviceArray<uint16_t> tiles(UnpackedBytes(matrices.view) / sizeof(uint16_t));
+    if (unpacked != nullptr) {
+      LaunchUnpackTiles(matrices.view, p.norm_weight, tiles.data(), stream.get());
+      LaunchUnpackedLinear(p, tiles.data(), *unpacked, stream.get());
+    } else if (geometry != nullptr) {
+      LaunchWgmmaLinear(p, *geometry, stream.get());
+    } else {
+      LaunchLinear(p, spread, stream.get());
+    }
     stream.Synchronize();
     const std::vector<float> found = output.Download();
     const std::vector<uint16_t> copy = rounded_output.Download();
@@ -260,6 +269,28 @@ TEST_P(LinearKernels, GeometriesOfWgmma) {
                                  {64, 1, 2, 4}}) {
     Check({232, 1088}, 75, LinearEpilogue::kAdd, false, 132, &g);
     if (g.split < 8) Check({232, 1088}, 75, LinearEpilogue::kSiluMul, false, 132, &g);
+  }
+}
+
+// The same from weights unpacked before, by clusters that share columns or tokens, and by blocks
+// that take several times 64 rows.
+TEST_P(LinearKernels, GeometriesOfUnpackedWeights) {
+  const bool has_format = GetParam().bits > 0 || GetParam().store == Store::kBf16;
+  if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << "no such kernel";
+  for (const UnpackedGeometry& g : {UnpackedGeometry{16, 2, 1, 1, 4, 0},
+                                    {16, 4, 2, 1, 2, 0},
+                                    {32, 2, 1, 2, 3, 0},
+                                    {32, 4, 4, 1, 3, 0},
+                                    {64, 2, 8, 1, 3, 0},
+                                    {64, 4, 1, 1, 3, 0},
+                                    {64, 2, 1, 4, 6, 4},
+                                    {64, 2, 1, 1, 3, 1},
+                                    {128, 2, 2, 1, 4, 0},
+                                    {128, 2, 1, 2, 3, 2}}) {
+    for (LinearEpilogue epilogue :
+         {LinearEpilogue::kStore, LinearEpilogue::kAdd, LinearEpilogue::kSiluMul}) {
+      Check({232, 1088}, 75, epilogue, false, 132, nullptr, &g);
+    }
   }
 }
 

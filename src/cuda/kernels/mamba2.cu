@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   group.Apply(d_conv, mine.b + place.lane, mine.c + place.lane);
   if (d_conv > 1 && place.writes_group) group.StoreInputs(newest);
   const StepSize step = MakeStep(p, head.dt_bias, head.a, head.dt_input);
-  const float x = place.has_x ? Silu(head.conv.Apply(head.bias, head.input, d_conv)) : 0.0f;
+  const float x = place.has_x ? MixerSilu(head.conv.Apply(head.bias, head.input, d_conv)) : 0.0f;
   mine.x[place.lane] = x;
   __syncwarp();
   const int of_rows = place.lane / 8 * kRows;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   if (place.warp != 0 || !place.has_x) return;
   const float y =
       fmaf(head.d, x, SumOfWarps(partial, static_cast<int>(blockDim.x) / 32, place.lane));
-  const float gated = kGates ? y * Silu(head.gate) : y;
+  const float gated = kGates ? y * MixerSilu(head.gate) : y;
   output[place.x_channel] = gated;
   if (rounded != nullptr) {
     rounded[place.x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
@@ -125,7 +125,7 @@ __global__ void ConvPrefillKernel(const __grid_constant__ Mamba2Params p, float*
       }
     }
     convolved[static_cast<long long>(run.row + i) * channels + channel] =
-        Silu(conv.Apply(bias, *input, p.d_conv));
+        MixerSilu(conv.Apply(bias, *input, p.d_conv));
   }
 }
 
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kMaxThreads)
       const float y = fmaf(d, shared.x[token * kPart + place.lane],
                            SumOfWarps(shared.partial + token * warps * kPart, warps, place.lane));
       const float* gate = p.projected + row * p.projected_stride + place.x_channel;
-      p.output[row * p.output_stride + place.x_channel] = p.gates ? y * Silu(*gate) : y;
+      p.output[row * p.output_stride + place.x_channel] = p.gates ? y * MixerSilu(*gate) : y;
     }
     __syncthreads();
   }
@@ -251,7 +251,7 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   const bool vectors = params.head_dim % 4 == 0;
   const auto kernel = !params.gates        ? vectors ? Mamba2StepKernel<kMaxTaps, true, false>
                                                      : Mamba2StepKernel<kMaxTaps, false, false>
-                      : !vectors           ? Mamba2StepKernel<kMaxTaps, false>
+                             : !vectors ? Mamba2StepKernel<kMaxTaps, false>
                       : params.d_conv != 4 ? Mamba2StepKernel<kMaxTaps, true>
                                            : Mamba2StepKernel<4, true>;
   Launch("the Mamba-2 step kernel", kernel, GridOf(params),

@@ -26,8 +26,8 @@
 namespace adder::cuda {
 namespace {
 
-constexpr int kUsualStages = 3;
-constexpr int kMostBlocksPerMultiprocessor = 4;
+constexpr int kStages = 3;
+constexpr int kMostBlocksPerMultiprocessor = 3;
 // Of state, for a block: with less, the time before its first state counts; with more, blocks work
 // far from one another, which memory does not like.
 constexpr int kBlockBytes = 128 * 1024;
@@ -57,10 +57,10 @@ struct StateCursor {
   }
 };
 
-template <int kTaps, int kStages>
+template <int kTaps>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2BatchStepKernel(const __grid_constant__ Mamba2Params p, const int pieces,
-                          const int ring_parts, const int late) {
+                          const int ring_parts) {
   extern __shared__ float4 shared_memory[];
   const int threads = static_cast<int>(blockDim.x);
   const int warps = threads / 32;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
           : p.rounded_output + static_cast<long long>(run.row) * p.rounded_output_stride;
 
   PdlWait();
-  if (late == 0) PdlTrigger();
+  PdlTrigger();
   group.LoadInputs(projected + inner);
   next_head.LoadInputs(projected, inner, channels, next);
   OfWarp& mine = of_warps[first.warp];
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     const bool has_own = first.warp < count && next.has_x;
     const int x_channel = next.x_channel;
     const float x =
-        has_own ? Silu(next_head.conv.Apply(next_head.bias, next_head.input, d_conv)) : 0.0f;
+        has_own ? MixerSilu(next_head.conv.Apply(next_head.bias, next_head.input, d_conv)) : 0.0f;
     const float d = next_head.d;
     const float gate = next_head.gate;
     mine.x[first.lane] = x;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     if (has_own) {
       const float y =
           fmaf(d, x, SumOfWarps(partial + first.warp * warps * kPart, warps, first.lane));
-      const float gated = y * Silu(gate);
+      const float gated = y * MixerSilu(gate);
       output[x_channel] = gated;
       if (rounded != nullptr) {
         rounded[x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
@@ -206,7 +206,7 @@ int PiecesOf(const Mamba2Params& p) {
   };
   if (heads * groups <= blocks_at_once(1)) return heads;
   // Whole turns of the device, so that all multiprocessors end together.
-  const int of_turn = std::max(1, blocks_at_once(kUsualStages) / groups);
+  const int of_turn = std::max(1, blocks_at_once(kStages) / groups);
   const int bytes = heads / of_turn * p.d_state * p.head_dim * 4;
   return std::min(heads, of_turn * std::max(1, (bytes + kBlockBytes / 2) / kBlockBytes));
 }
@@ -214,32 +214,25 @@ int PiecesOf(const Mamba2Params& p) {
 }  // namespace
 
 bool CanStepAsBatch(const Mamba2Params& params) {
-  return params.head_dim % 4 == 0 && SharedBytes(WarpsOf(params), kUsualStages * PartsOfHead(params)) <=
+  return params.head_dim % 4 == 0 && SharedBytes(WarpsOf(params), kStages * PartsOfHead(params)) <=
                                          static_cast<size_t>(DeviceSharedBytes());
 }
 
 void LaunchMamba2BatchStep(const Mamba2Params& params, cudaStream_t stream) {
-  const int stages = Experiment("X_STAGES", 3);
-  const auto kernel = params.d_conv != 4 ? Mamba2BatchStepKernel<kMaxTaps, 3>
-                      : stages == 2      ? Mamba2BatchStepKernel<4, 2>
-                      : stages == 4      ? Mamba2BatchStepKernel<4, 4>
-                                         : Mamba2BatchStepKernel<4, 3>;
+  const auto kernel =
+      params.d_conv != 4 ? Mamba2BatchStepKernel<kMaxTaps> : Mamba2BatchStepKernel<4>;
   const int warps = WarpsOf(params);
   const int parts = PartsOfHead(params);
   const int heads = params.heads / params.groups;
-  const int x_blocks = Experiment("X_BLOCKS", 0);
-  const int pieces = params.pieces != 0 ? params.pieces
-                     : x_blocks != 0
-                         ? std::clamp(x_blocks / (params.run_count * params.groups), 1, heads)
-                         : PiecesOf(params);
+  const int pieces = params.pieces != 0 ? params.pieces : PiecesOf(params);
   // Blocks of few heads leave room for others.
-  const int ring_parts = std::min(stages, (heads + pieces - 1) / pieces) * parts;
-  AllowSharedMemory(kernel, SharedBytes(warps, stages * parts));
+  const int ring_parts = std::min(kStages, (heads + pieces - 1) / pieces) * parts;
+  AllowSharedMemory(kernel, SharedBytes(warps, kStages * parts));
   Launch("the Mamba-2 batch step kernel", kernel,
          dim3(static_cast<unsigned>(pieces), static_cast<unsigned>(params.groups),
               static_cast<unsigned>(params.run_count)),
          dim3(static_cast<unsigned>(warps) * 32), SharedBytes(warps, ring_parts), stream, params,
-         pieces, ring_parts, Experiment("X_LATE", 0));
+         pieces, ring_parts);
 }
 
 }  // namespace adder::cuda

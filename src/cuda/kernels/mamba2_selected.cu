@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   __syncthreads();
   if (place.warp != 0 || !place.has_x) return;
   float y = fmaf(d, x, SumOfWarps(partial, static_cast<int>(blockDim.x) / 32, place.lane));
-  if (p.gates) y *= Silu(z);
+  if (p.gates) y *= MixerSilu(z);
   output[place.x_channel] = y;
   if (p.rounded_output != nullptr) {
     p.rounded_output[static_cast<long long>(run.row) * p.rounded_output_stride + place.x_channel] =

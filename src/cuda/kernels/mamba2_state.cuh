@@ -18,7 +18,7 @@ constexpr int kMaxWarps = kMaxStateSize / kWarpRows;
 constexpr int kMaxThreads = kMaxWarps * 32;
 static_assert(kWarpRows == 32, "a lane convolves one row of B and C");
 
-__device__ __forceinline__ float Silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float MixerSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 __device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 struct StepSize {

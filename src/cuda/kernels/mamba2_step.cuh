@@ -40,8 +40,8 @@ struct GroupValues {
     if (has_row) b_input = inputs[b_channel], c_input = inputs[c_channel];
   }
   __device__ __forceinline__ void Apply(int d_conv, float* b, float* c) const {
-    *b = has_row ? Silu(conv_b.Apply(b_bias, b_input, d_conv)) : 0.0f;
-    *c = has_row ? Silu(conv_c.Apply(c_bias, c_input, d_conv)) : 0.0f;
+    *b = has_row ? MixerSilu(conv_b.Apply(b_bias, b_input, d_conv)) : 0.0f;
+    *c = has_row ? MixerSilu(conv_c.Apply(c_bias, c_input, d_conv)) : 0.0f;
   }
   // newest: the window's row of the token.
   __device__ __forceinline__ void StoreInputs(float* newest) const {

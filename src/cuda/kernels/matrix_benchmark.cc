@@ -99,21 +99,22 @@ std::vector<UnpackedGeometry> UnpackedGeometries(const LinearParams& p) {
   for (const int tokens : {16, 32, 64, 128}) {
     if ((tokens > 16 && tokens / 2 >= p.tokens) || tokens * 2 < p.tokens) continue;
     const int token_blocks = (p.tokens + tokens - 1) / tokens;
-    for (const int groups : {2, 4}) for (const int split : {1, 2, 4, 8}) {
-      for (const int share : {1, 2}) {
-        for (const int stages : {2, 3, 4, 6}) {
-          for (const int blocks : {0, 132 / token_blocks, 264 / token_blocks}) {
-            const UnpackedGeometry g = {tokens, groups, split, share, stages, blocks};
-            if (!UnpackedTakes(p, g, kSharedBytes)) continue;
-            if (blocks > 0 && row_blocks <= blocks * 5 / 4) continue;
-            if (blocks == 0 && row_blocks * token_blocks > 800) continue;
-            const int count = row_blocks * split * token_blocks;
-            if (count < 40 || (split > 1 && count > 280)) continue;
-            found.push_back(g);
+    for (const int groups : {2, 4})
+      for (const int split : {1, 2, 4, 8}) {
+        for (const int share : {1, 2}) {
+          for (const int stages : {2, 3, 4, 6}) {
+            for (const int blocks : {0, 132 / token_blocks, 264 / token_blocks}) {
+              const UnpackedGeometry g = {tokens, groups, split, share, stages, blocks};
+              if (!UnpackedTakes(p, g, kSharedBytes)) continue;
+              if (blocks > 0 && row_blocks <= blocks * 5 / 4) continue;
+              if (blocks == 0 && row_blocks * token_blocks > 800) continue;
+              const int count = row_blocks * split * token_blocks;
+              if (count < 40 || (split > 1 && count > 280)) continue;
+              found.push_back(g);
+            }
           }
         }
       }
-    }
   }
   return found;
 }
@@ -172,15 +173,13 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
   const DeviceMemory unpacked(unpacked_bytes * unpacked_matrices);
   for (size_t i = 0; i < unpacked_matrices; ++i) {
     const LinearParams layer = of_layer(static_cast<int>(i));
-    LaunchUnpack(layer.matrix, p.norm_weight,
-                 reinterpret_cast<uint16_t*>(unpacked.as<char>() + i * unpacked_bytes),
-                 stream.get());
+    LaunchUnpackTiles(layer.matrix, p.norm_weight,
+                      reinterpret_cast<uint16_t*>(unpacked.as<char>() + i * unpacked_bytes),
+                      stream.get());
   }
   const auto unpacked_layer = [&](int i) {
-    LinearParams layer = p;
-    layer.unpacked = reinterpret_cast<const uint16_t*>(
+    return reinterpret_cast<const uint16_t*>(
         unpacked.as<char>() + static_cast<size_t>(i) % unpacked_matrices * unpacked_bytes);
-    return layer;
   };
   const BatchGeometry batch =
       ChooseBatchGeometry(p, {kMultiprocessors, /*has_clusters=*/true, kSharedBytes});
@@ -224,16 +223,16 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
   UnpackedGeometry stream_chosen;
   const auto measure_stream = [&](const UnpackedGeometry& g) {
     Check(cudaMemset(output.data(), 0, output.size() * sizeof(float)), "cudaMemset");
-    LaunchUnpackedLinear(unpacked_layer(0), g, stream.get());
+    LaunchUnpackedLinear(p, unpacked_layer(0), g, stream.get());
     stream.Synchronize();
     std::vector<float> values(expected.size());
     Check(cudaMemcpy(values.data(), output.data(), values.size() * sizeof(float),
                      cudaMemcpyDeviceToHost),
           "cudaMemcpy");
     const double difference = Difference(values, expected);
-    const ChainTimes times = TimeChain(
-        stream, static_cast<int>(unpacked_matrices), kRepeats,
-        [&](int i) { LaunchUnpackedLinear(unpacked_layer(i), g, stream.get()); });
+    const ChainTimes times =
+        TimeChain(stream, static_cast<int>(unpacked_matrices), kRepeats,
+                  [&](int i) { LaunchUnpackedLinear(p, unpacked_layer(i), g, stream.get()); });
     return std::pair<float, double>(times.median, difference);
   };
   if (ChooseUnpackedGeometry(p, kMultiprocessors, kSharedBytes, &stream_chosen)) {
@@ -253,8 +252,8 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
               [](const auto& a, const auto& b) { return a.first.first < b.first.first; });
     for (size_t i = 0; i < std::min<size_t>(all.size(), 6); ++i) {
       const UnpackedGeometry& g = all[i].second;
-      std::printf("   {%d, %d, %d, %d, %d, %d} %.2f", g.tokens, g.groups, g.split, g.share, g.stages, g.blocks,
-                  all[i].first.first);
+      std::printf("   {%d, %d, %d, %d, %d, %d} %.2f", g.tokens, g.groups, g.split, g.share,
+                  g.stages, g.blocks, all[i].first.first);
     }
     std::printf("   of %zu, largest difference %.1e\n", all.size(), far);
     std::fflush(stdout);

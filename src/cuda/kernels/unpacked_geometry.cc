@@ -49,18 +49,36 @@ bool UnpackedTakes(const LinearParams& params, const UnpackedGeometry& g, int sh
 
 bool ChooseUnpackedGeometry(const LinearParams& params, int multiprocessors, int shared_bytes,
                             UnpackedGeometry* geometry) {
+  // The best of those measured on an H200 at the sizes of granite-4.0-h-350m and mamba2-1.3b.
   UnpackedGeometry g;
   const PackedMatrix& m = params.matrix;
   const int row_blocks = RowBlocks(m);
+  const bool head = row_blocks > 8 * multiprocessors;
+  const int most_tokens = params.tokens > 128 || (head && params.tokens > 64) ? 128 : 64;
   g.tokens = 16;
-  while (g.tokens < params.tokens && g.tokens < 128) g.tokens *= 2;
+  while (g.tokens < params.tokens && g.tokens < most_tokens) g.tokens *= 2;
   const int token_blocks = (params.tokens + g.tokens - 1) / g.tokens;
-  while (g.split < 8 && row_blocks * token_blocks * g.split * 2 <= multiprocessors &&
-         m.chunks >= 2 * g.groups * g.split) {
+  const int blocks = row_blocks * token_blocks;
+  while (g.split < 8 && blocks * g.split * 2 <= multiprocessors && m.chunks >= 8 * g.split) {
     g.split *= 2;
   }
-  if (row_blocks * token_blocks > 4 * multiprocessors) {
+  g.stages = g.tokens <= 32 ? 4 : 3;
+  if (g.split == 2 && m.chunks <= 16 && g.tokens <= 64) {
+    // Few columns are better shared by warpgroups than by blocks.
+    g.split = 1;
+    g.groups = 4;
+    g.stages = 3;
+  } else if (blocks * 4 > multiprocessors * 5) {
     g.blocks = std::max(1, multiprocessors / token_blocks);
+    if (g.tokens <= 32) {
+      g.groups = 4;
+    } else if (g.tokens == 64) {
+      g.stages = 6;
+    }
+  } else if (g.split <= 2 && g.tokens == 64 && token_blocks > 1) {
+    g.stages = 4;
+  } else if (g.tokens == 128) {
+    g.stages = 4;
   }
   *geometry = g;
   return UnpackedTakes(params, g, shared_bytes);

@@ -21,13 +21,13 @@
 
 #include <algorithm>
 
-#include "core/error.h"
 #include "cuda/kernels/batch_products.cuh"
 #include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
-#include "cuda/kernels/unpacked_linear.h"
 #include "cuda/kernels/tensor_core.cuh"
+#include "cuda/kernels/token_map.h"
+#include "cuda/kernels/unpacked_linear.h"
 #include "cuda/kernels/wgmma.cuh"
 
 namespace adder::cuda {
@@ -39,8 +39,9 @@ struct UnpackedParams {
   UnpackedGeometry geometry;
   UnpackedLayout layout;
   FinishParams finish;
-  int split_bits;  // log2 of geometry.split
-  int row_blocks;  // rounded up to whole clusters
+  const uint16_t* weights;  // in tiles
+  int split_bits;           // log2 of geometry.split
+  int row_blocks;           // rounded up to whole clusters
   int last_row_block;
 };
 
@@ -115,13 +116,14 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
   if (warp == kConsumers / 32) {
     const int of_cluster = static_cast<int>(blockIdx.x) & (share - 1);
     const int own_tokens = kTokens / share;
-    const char* const data = reinterpret_cast<const char*>(p.unpacked);
+    const char* const data = reinterpret_cast<const char*>(params.weights);
     const auto copy_weights = [&](int row_block, int step, int slot) {
       const int count = min(kGroups, chunks - step * kGroups);
       const unsigned barrier = SharedAddress(stage_filled + slot);
       ExpectBytes(barrier, count * (kTileBytes + kChunkBytes));
-      const long long tile = static_cast<long long>(min(row_block, params.last_row_block)) *
-                                 m.chunks + first_chunk + step * kGroups;
+      const long long tile =
+          static_cast<long long>(min(row_block, params.last_row_block)) * m.chunks + first_chunk +
+          step * kGroups;
       CopyBytes(shared + params.layout.weights + slot * (kGroups * kTileBytes),
                 data + tile * kTileBytes, count * kTileBytes, barrier);
     };
@@ -159,7 +161,8 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
           if (used >= ahead) {
-            if (used >= stages) WaitArrival(SharedAddress(stage_free + place.slot), place.phase ^ 1);
+            if (used >= stages)
+              WaitArrival(SharedAddress(stage_free + place.slot), place.phase ^ 1);
             copy_weights(row_block, step, place.slot);
             copy_tokens(step, place.slot);
           }
@@ -237,10 +240,9 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
       if (before >= 0) free_stage(before);
       // The sums may lie where tokens were.
       PartBarrier(8, kConsumers);
-      // Of a pair of warpgroups each adds up half of the tokens, and gives the other its sums of the
-      // rest.
-      float* mine =
-          sums + group / 2 * (kTokens * kPitch) + 2 * t * kPitch + of_group * 16 + g;
+      // Of a pair of warpgroups each adds up half of the tokens, and gives the other its sums of
+      // the rest.
+      float* mine = sums + group / 2 * (kTokens * kPitch) + 2 * t * kPitch + of_group * 16 + g;
       const auto at = [&](int i) { return mine + (i / 4 * 8 + i % 2) * kPitch + i / 2 % 2 * 8; };
       if (group % 2 == 0) {
 #pragma unroll
@@ -278,13 +280,11 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
       const int own_tokens = kTokens >> params.split_bits;
       const int items = own_tokens << quad_bits;
       const int first_row = row_block * (kUnpackedRows >> gated);
-      const auto row_of = [&](int item) {
-        return first_row + (item & ((1 << quad_bits) - 1)) * 4;
-      };
+      const auto row_of = [&](int item) { return first_row + (item & ((1 << quad_bits) - 1)) * 4; };
       const auto load_old = [&](int item) {
         const int token = first_token + rank * own_tokens + (item >> quad_bits);
-        const bool adds = Adds(p) && item < items &&
-                          token < p.tokens && row_of(item) < outputs.rows;
+        const bool adds =
+            Adds(p) && item < items && token < p.tokens && row_of(item) < outputs.rows;
         return adds ? outputs.Load(token, row_of(item)) : make_float4(0, 0, 0, 0);
       };
       float4 old = load_old(threadIdx.x);
@@ -336,43 +336,9 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
 #endif
 }
 
-// Describes the rounded input to copies: boxes of a chunk of columns by `box_tokens` rows; what
-// lies beyond the batch and the columns is zero.
-CUtensorMap MapTokens(const LinearParams& p, int box_tokens) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const Encode encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-    Check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                           cudaEnableDefault, &result),
-          "cudaGetDriverEntryPointByVersion");
-    if (result != cudaDriverEntryPointSuccess) {
-      Fail(
-          "The CUDA driver lacks cuTensorMapEncodeTiled, which GPUs of compute capability 9.0 "
-          "need. Install a driver for CUDA 12 or newer.");
-    }
-    return reinterpret_cast<Encode>(found);
-  }();
-  CUtensorMap map;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(p.matrix.cols),
-                               static_cast<cuuint64_t>(p.tokens)};
-  const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(p.rounded_input_stride) * 2};
-  const cuuint32_t box[2] = {kChunkCols, static_cast<cuuint32_t>(box_tokens)};
-  const cuuint32_t every[2] = {1, 1};
-  const CUresult result = encode(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t*>(p.rounded_input), sizes,
-      row_bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    Fail("CUDA failed to describe ", p.tokens, " rows of ", p.matrix.cols,
-         " activations to tensor copies (cuTensorMapEncodeTiled returned ",
-         static_cast<int>(result), ").");
-  }
-  return map;
-}
-
 template <int kTokens, int kGroups>
-void LaunchKernel(const LinearParams& p, const UnpackedGeometry& geometry, cudaStream_t stream) {
+void LaunchKernel(const LinearParams& p, const uint16_t* weights, const UnpackedGeometry& geometry,
+                  cudaStream_t stream) {
   const auto kernel = UnpackedLinearKernel<kTokens, kGroups>;
   const UnpackedLayout layout(p.norm_weight != nullptr, geometry);
   // Always the same number, so that launches in a graph keep what they need.
@@ -380,7 +346,7 @@ void LaunchKernel(const LinearParams& p, const UnpackedGeometry& geometry, cudaS
                              DeviceSharedBytes()),
         "cudaFuncSetAttribute");
   UnpackedParams params = {
-      MapTokens(p, kTokens / geometry.share), p, geometry, layout, FinishOf(p), 0, 0, 0};
+      MapTokens(p, kTokens / geometry.share), p, geometry, layout, FinishOf(p), weights, 0, 0, 0};
   while (1 << params.split_bits < geometry.split) ++params.split_bits;
   const int row_blocks = (p.matrix.tiles + kTiles - 1) / kTiles;
   params.last_row_block = row_blocks - 1;
@@ -397,9 +363,8 @@ void LaunchKernel(const LinearParams& p, const UnpackedGeometry& geometry, cudaS
 
 // Each warp writes a tile and chunk.
 template <WeightFormat F, bool kWide>
-__global__ void __launch_bounds__(128)
-    UnpackKernel(const __grid_constant__ PackedMatrix m, const float* norm_weight,
-                 uint16_t* unpacked) {
+__global__ void __launch_bounds__(128) UnpackKernel(const __grid_constant__ PackedMatrix m,
+                                                    const float* norm_weight, uint16_t* unpacked) {
   constexpr int kDataBytes = LoadsOf(F) * 512;
   constexpr int kScaleBytes = !Fragment<F>::kQuantized ? 0 : kWide ? 256 : 64;
   const int lane = threadIdx.x % 32;
@@ -446,8 +411,8 @@ __global__ void __launch_bounds__(128)
 }
 
 template <WeightFormat F, bool kWide>
-void LaunchUnpackOf(const PackedMatrix& m, const float* norm_weight, uint16_t* unpacked,
-                    cudaStream_t stream) {
+void LaunchTilesOf(const PackedMatrix& m, const float* norm_weight, uint16_t* unpacked,
+                   cudaStream_t stream) {
   UnpackKernel<F, kWide><<<dim3(static_cast<unsigned>(m.chunks),
                                 static_cast<unsigned>((m.tiles + kTiles - 1) / kTiles)),
                            128, 0, stream>>>(m, norm_weight, unpacked);
@@ -456,38 +421,38 @@ void LaunchUnpackOf(const PackedMatrix& m, const float* norm_weight, uint16_t* u
 
 }  // namespace
 
-void LaunchUnpack(const PackedMatrix& matrix, const float* norm_weight, uint16_t* unpacked,
-                  cudaStream_t stream) {
+void LaunchUnpackTiles(const PackedMatrix& matrix, const float* norm_weight, uint16_t* unpacked,
+                       cudaStream_t stream) {
   if (matrix.tiles == 0) return;
   const bool wide = matrix.scale_format == ScaleFormat::kWide;
   switch (matrix.format) {
     case WeightFormat::kQ4:
-      return wide ? LaunchUnpackOf<WeightFormat::kQ4, true>(matrix, norm_weight, unpacked, stream)
-                  : LaunchUnpackOf<WeightFormat::kQ4, false>(matrix, norm_weight, unpacked, stream);
+      return wide ? LaunchTilesOf<WeightFormat::kQ4, true>(matrix, norm_weight, unpacked, stream)
+                  : LaunchTilesOf<WeightFormat::kQ4, false>(matrix, norm_weight, unpacked, stream);
     case WeightFormat::kQ8:
-      return wide ? LaunchUnpackOf<WeightFormat::kQ8, true>(matrix, norm_weight, unpacked, stream)
-                  : LaunchUnpackOf<WeightFormat::kQ8, false>(matrix, norm_weight, unpacked, stream);
+      return wide ? LaunchTilesOf<WeightFormat::kQ8, true>(matrix, norm_weight, unpacked, stream)
+                  : LaunchTilesOf<WeightFormat::kQ8, false>(matrix, norm_weight, unpacked, stream);
     default:
-      return LaunchUnpackOf<WeightFormat::kBf16, false>(matrix, norm_weight, unpacked, stream);
+      return LaunchTilesOf<WeightFormat::kBf16, false>(matrix, norm_weight, unpacked, stream);
   }
 }
 
-void LaunchUnpackedLinear(const LinearParams& params, const UnpackedGeometry& geometry,
-                          cudaStream_t stream) {
+void LaunchUnpackedLinear(const LinearParams& params, const uint16_t* unpacked,
+                          const UnpackedGeometry& geometry, cudaStream_t stream) {
   if (params.matrix.tiles == 0 || params.tokens == 0) return;
   const bool four = geometry.groups == 4;
   switch (geometry.tokens) {
     case 16:
-      return four ? LaunchKernel<16, 4>(params, geometry, stream)
-                  : LaunchKernel<16, 2>(params, geometry, stream);
+      return four ? LaunchKernel<16, 4>(params, unpacked, geometry, stream)
+                  : LaunchKernel<16, 2>(params, unpacked, geometry, stream);
     case 32:
-      return four ? LaunchKernel<32, 4>(params, geometry, stream)
-                  : LaunchKernel<32, 2>(params, geometry, stream);
+      return four ? LaunchKernel<32, 4>(params, unpacked, geometry, stream)
+                  : LaunchKernel<32, 2>(params, unpacked, geometry, stream);
     case 64:
-      return four ? LaunchKernel<64, 4>(params, geometry, stream)
-                  : LaunchKernel<64, 2>(params, geometry, stream);
+      return four ? LaunchKernel<64, 4>(params, unpacked, geometry, stream)
+                  : LaunchKernel<64, 2>(params, unpacked, geometry, stream);
     default:
-      return LaunchKernel<128, 2>(params, geometry, stream);
+      return LaunchKernel<128, 2>(params, unpacked, geometry, stream);
   }
 }
 

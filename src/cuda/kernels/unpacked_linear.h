@@ -26,8 +26,8 @@ size_t UnpackedBytes(const PackedMatrix& matrix);
 bool CanUnpack(const PackedMatrix& matrix);
 // Writes all weights of one matrix, times those of the norm of its input (`norm_weight` [cols] f32;
 // null: none).
-void LaunchUnpack(const PackedMatrix& matrix, const float* norm_weight, uint16_t* unpacked,
-                  cudaStream_t stream);
+void LaunchUnpackTiles(const PackedMatrix& matrix, const float* norm_weight, uint16_t* unpacked,
+                       cudaStream_t stream);
 
 // How the work of one launch is cut up.
 struct UnpackedGeometry {
@@ -58,9 +58,9 @@ bool UnpackedTakes(const LinearParams& params, const UnpackedGeometry& geometry,
 bool ChooseUnpackedGeometry(const LinearParams& params, int multiprocessors, int shared_bytes,
                             UnpackedGeometry* geometry);
 
-// As LaunchBatchLinear with params.unpacked, but reads no rows of rounded_input beyond the batch.
-// Needs DeviceHasWgmma and UnpackedTakes.
-void LaunchUnpackedLinear(const LinearParams& params, const UnpackedGeometry& geometry,
-                          cudaStream_t stream);
+// As LaunchBatchLinear with the weights that LaunchUnpackTiles wrote, but reads no rows of
+// rounded_input beyond the batch. Needs DeviceHasWgmma and UnpackedTakes.
+void LaunchUnpackedLinear(const LinearParams& params, const uint16_t* unpacked,
+                          const UnpackedGeometry& geometry, cudaStream_t stream);
 
 }  // namespace adder::cuda

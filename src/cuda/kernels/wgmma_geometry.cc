@@ -7,10 +7,9 @@ bool WgmmaTakes(const LinearParams& params, const WgmmaGeometry& g, int shared_b
   const bool has_format = m.format == WeightFormat::kQ4 || m.format == WeightFormat::kQ8 ||
                           m.format == WeightFormat::kBf16;
   const bool gated = params.epilogue == LinearEpilogue::kSiluMul;
-  const bool has_epilogue = params.epilogue == LinearEpilogue::kStore ||
-                            params.epilogue == LinearEpilogue::kAdd || gated;
-  if (!has_format || !has_epilogue ||
-      params.rounded_input_stride % 8 != 0 || m.cols % 2 != 0 ||
+  const bool has_epilogue =
+      params.epilogue == LinearEpilogue::kStore || params.epilogue == LinearEpilogue::kAdd || gated;
+  if (!has_format || !has_epilogue || params.rounded_input_stride % 8 != 0 || m.cols % 2 != 0 ||
       g.column_groups * g.row_groups > kMostWgmmaGroups || g.split > (gated ? 4 : 8) ||
       m.chunks / g.split < g.column_groups ||
       (m.chunks + g.split - 1) / g.split > kWgmmaMostChunks) {

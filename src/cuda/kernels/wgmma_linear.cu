@@ -18,12 +18,12 @@
 // the bytes of sums, or of the block where it has no cluster.
 #include <cuda.h>
 
-#include "core/error.h"
 #include "cuda/kernels/batch_products.cuh"
 #include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
 #include "cuda/kernels/tensor_core.cuh"
+#include "cuda/kernels/token_map.h"
 #include "cuda/kernels/wgmma.cuh"
 #include "cuda/kernels/wgmma_linear.h"
 
@@ -352,41 +352,6 @@ __global__ void __launch_bounds__(128 * kMostWgmmaGroups)
     load_old(item + threads);
   }
 #endif
-}
-
-// Describes the rounded input to copies: boxes of a chunk of columns by `box_tokens` rows; what
-// lies beyond the batch and the columns is zero.
-CUtensorMap MapTokens(const LinearParams& p, int box_tokens) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const Encode encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-    Check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                           cudaEnableDefault, &result),
-          "cudaGetDriverEntryPointByVersion");
-    if (result != cudaDriverEntryPointSuccess) {
-      Fail(
-          "The CUDA driver lacks cuTensorMapEncodeTiled, which GPUs of compute capability 9.0 "
-          "need. Install a driver for CUDA 12 or newer.");
-    }
-    return reinterpret_cast<Encode>(found);
-  }();
-  CUtensorMap map;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(p.matrix.cols),
-                               static_cast<cuuint64_t>(p.tokens)};
-  const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(p.rounded_input_stride) * 2};
-  const cuuint32_t box[2] = {kChunkCols, static_cast<cuuint32_t>(box_tokens)};
-  const cuuint32_t every[2] = {1, 1};
-  const CUresult result = encode(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t*>(p.rounded_input), sizes,
-      row_bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    Fail("CUDA failed to describe ", p.tokens, " rows of ", p.matrix.cols,
-         " activations to tensor copies (cuTensorMapEncodeTiled returned ",
-         static_cast<int>(result), ").");
-  }
-  return map;
 }
 
 template <WeightFormat F, bool kWide, int kTokens>
