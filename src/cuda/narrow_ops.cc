@@ -355,18 +355,7 @@ void NarrowOps::Launch(const NormAddOp& op) {
 
 // All but the rounded output.
 CausalConvParams NarrowOps::ConvOf(const CausalConvOp& op) const {
-  CausalConvParams params;
-  params.channels = Narrow(op.channels);
-  params.d_conv = Narrow(op.d_conv);
-  params.weight = weights_.vector(op.weight);
-  params.bias = weights_.vector(op.bias);
-  params.conv_offset = op.conv_state < 0 ? 0 : state_.RecurrentOffset(op.conv_state);
-  params.x = Narrow(op.x);
-  params.gate_before = Narrow(op.gate_before);
-  params.gate_after = Narrow(op.gate_after);
-  params.silu = op.silu;
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
+  CausalConvParams params = MixerParams(op, weights_, state_, slice_);
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   params.output = Values(op.output);
@@ -503,20 +492,10 @@ void NarrowOps::Launch(const AttentionOp& op) {
 }
 
 RouteParams NarrowOps::RouteOf(const RouterOp& op) const {
-  const Routing& routing = op.routing;
-  RouteParams route;
+  RouteParams route = RuleOf(op, weights_);
   route.logits = scores_;
   route.logits_stride = StrideOf(Narrow(op.experts));
   route.tokens = slice_.rows;
-  route.experts = Narrow(op.experts);
-  route.top_k = Narrow(op.top_k);
-  route.sigmoid = routing.scores == RouterScores::kSigmoid;
-  route.choice_bias = weights_.vector(routing.choice_bias);
-  route.groups = Narrow(routing.groups);
-  route.top_groups = Narrow(routing.top_groups);
-  route.normalizes = routing.normalize;
-  route.normalize_eps = routing.normalize_eps;
-  route.scale = routing.scale;
   route.output = Values(op.output);
   route.output_stride = Stride(op.output);
   return route;
