@@ -323,6 +323,7 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
   params.gates = !op.mixer.norm_before_gate;
+  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     if (params.gates) {
       params.rounded_output = RoundedOutput(op.output);
@@ -482,7 +483,6 @@ void NarrowOps::Launch(const AttentionOp& op) {
   params.rounded_output_stride = RoundedStride(op.output);
   params.partial = partial_;
   params.arrivals = counters_.as<unsigned>();
-  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     LaunchAttentionStep(params, stream_.get());
   } else {
