@@ -326,6 +326,7 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
   params.gates = !op.mixer.norm_before_gate;
+  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     if (params.gates) {
       params.rounded_output = RoundedOutput(op.output);
@@ -359,18 +360,7 @@ void NarrowOps::Launch(const NormAddOp& op) {
 
 // All but the rounded output.
 CausalConvParams NarrowOps::ConvOf(const CausalConvOp& op) const {
-  CausalConvParams params;
-  params.channels = Narrow(op.channels);
-  params.d_conv = Narrow(op.d_conv);
-  params.weight = weights_.vector(op.weight);
-  params.bias = weights_.vector(op.bias);
-  params.conv_offset = op.conv_state < 0 ? 0 : state_.RecurrentOffset(op.conv_state);
-  params.x = Narrow(op.x);
-  params.gate_before = Narrow(op.gate_before);
-  params.gate_after = Narrow(op.gate_after);
-  params.silu = op.silu;
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
+  CausalConvParams params = MixerParams(op, weights_, state_, slice_);
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   params.output = Values(op.output);
@@ -497,7 +487,6 @@ void NarrowOps::Launch(const AttentionOp& op) {
   params.rounded_output_stride = RoundedStride(op.output);
   params.partial = partial_;
   params.arrivals = counters_.as<unsigned>();
-  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     LaunchAttentionStep(params, stream_.get());
   } else {
@@ -507,20 +496,10 @@ void NarrowOps::Launch(const AttentionOp& op) {
 }
 
 RouteParams NarrowOps::RouteOf(const RouterOp& op) const {
-  const Routing& routing = op.routing;
-  RouteParams route;
+  RouteParams route = RuleOf(op, weights_);
   route.logits = scores_;
   route.logits_stride = StrideOf(Narrow(op.experts));
   route.tokens = slice_.rows;
-  route.experts = Narrow(op.experts);
-  route.top_k = Narrow(op.top_k);
-  route.sigmoid = routing.scores == RouterScores::kSigmoid;
-  route.choice_bias = weights_.vector(routing.choice_bias);
-  route.groups = Narrow(routing.groups);
-  route.top_groups = Narrow(routing.top_groups);
-  route.normalizes = routing.normalize;
-  route.normalize_eps = routing.normalize_eps;
-  route.scale = routing.scale;
   route.output = Values(op.output);
   route.output_stride = Stride(op.output);
   return route;

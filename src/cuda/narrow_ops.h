@@ -62,6 +62,7 @@ class NarrowOps {
   void LaunchPair(size_t index);
   void LaunchAdditions(size_t index);
   void LaunchConvolved(size_t index);
+  void LaunchBeside(size_t index);
   void MarkWritten(BufferId id) { rounded_fresh_[static_cast<size_t>(id)] = false; }
 
   LinearShape Shape() const;
@@ -113,7 +114,9 @@ class NarrowOps {
 
   // What an op of a single token's step is launched with.
   struct Joined {
-    size_t second = 0;  // the op behind that its launch does too; 0: none
+    // The op behind that its launch does too, or that of attention which is launched before a scan
+    // and runs beside it; 0: none.
+    size_t second = 0;
     bool is_second = false;
     size_t routing = 0;  // of additions: place in additions_
   };
@@ -123,7 +126,7 @@ class NarrowOps {
   Slice slice_;                              // what is being launched
   const LinearOp* shared_expert_ = nullptr;  // that the op being launched takes in
   const RouterOp* joined_router_ = nullptr;  // likewise
-  bool beside_previous_ = false;             // see AttentionParams
+  bool beside_previous_ = false;             // see Mamba2Params
 };
 
 }  // namespace adder::cuda

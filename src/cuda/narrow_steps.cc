@@ -13,7 +13,9 @@ void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
   const bool joins = slice.rows == 1;
   if (joins && joined_[index].is_second) return;
   if (joins && joined_[index].second != 0) {
-    const auto* op = std::get_if<LinearOp>(&program_.ops[index].body);
+    const OpBody& body = program_.ops[index].body;
+    if (std::holds_alternative<Mamba2Op>(body)) return LaunchBeside(index);
+    const auto* op = std::get_if<LinearOp>(&body);
     if (op == nullptr) return LaunchConvolved(index);
     return op->epilogue == Epilogue::kAdd ? LaunchAdditions(index) : LaunchPair(index);
   }
@@ -21,13 +23,9 @@ void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
   if (index > 0 && JoinsGates(index - 1)) {
     joined_router_ = &std::get<RouterOp>(program_.ops[index - 1].body);
   }
-  // What the op reads was made by the first launch of a pair, and the one since then is of the
-  // pair's other half.
-  beside_previous_ = joins && index >= 3 && joined_[index - 3].second == index - 1;
   Launch(program_.ops[index], slice);
   shared_expert_ = nullptr;
   joined_router_ = nullptr;
-  beside_previous_ = false;
 }
 
 // Of a step: the op behind a launch of experts that multiplies the same activations by an expert
@@ -81,7 +79,8 @@ void NarrowOps::ShareLaunch(ExpertParams& params) const {
 }
 
 // Finds what single tokens' steps launch together: pairs of projections of the same activations,
-// between which is at most a scan of the first one's rows; convolutions and the projection behind
+// between which is at most a scan of the first one's rows, and what attends to the second's;
+// convolutions and the projection behind
 // them; and pairs of additions to the same rows.
 // For the latter, the launch adds up experts of which the first op is the only routed one; its
 // weight makes up for the difference of the two ops' factors.
@@ -125,6 +124,11 @@ void NarrowOps::FindJoined() {
           second->output != first->output &&
           CanPair(matrix, weights_.matrix(second->linear.weight), Shape())) {
         join(at);
+        if (!scans || at + 1 >= program_.ops.size()) continue;
+        const auto* attention = std::get_if<AttentionOp>(&program_.ops[at + 1].body);
+        if (attention == nullptr || attention->input != second->output) continue;
+        joined_[i + 1].second = at + 1;
+        joined_[at + 1].is_second = true;
       }
     } else if (first->epilogue == Epilogue::kAdd) {
       const auto plain = [](const LinearOp& op) {
@@ -165,6 +169,15 @@ void NarrowOps::LaunchPair(size_t index) {
     MarkWritten(op.output);
   }
   LaunchLinearPair(params[0], params[1], Shape(), stream_.get());
+}
+
+// Attention and then a scan, both of rows that a pair of projections made. Attention takes longer,
+// and is better off as the one whose first part runs beside that launch.
+void NarrowOps::LaunchBeside(size_t index) {
+  Launch(program_.ops[joined_[index].second], slice_);
+  beside_previous_ = true;
+  Launch(program_.ops[index], slice_);
+  beside_previous_ = false;
 }
 
 // A convolution with the projection of its result.

@@ -33,8 +33,7 @@ struct WideLimits {
 template <class Body>
 inline constexpr bool kHasWideKernels =
     kHasKernels<Body> && !std::is_same_v<Body, NormAddOp> &&
-    !std::is_same_v<Body, Mamba2SelectedOp> && !std::is_same_v<Body, CausalConvOp> &&
-    !std::is_same_v<Body, Mamba1ScanOp>;
+    !std::is_same_v<Body, Mamba2SelectedOp> && !std::is_same_v<Body, Mamba1ScanOp>;
 
 class WideOps {
  public:
@@ -81,6 +80,8 @@ class WideOps {
   void Launch(const EmbedOp& op, const Slice& slice);
   void Launch(const LinearOp& op, const Slice& slice);
   void Launch(const Mamba2Op& op, const Slice& slice);
+  void LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows);
+  void Launch(const CausalConvOp& op, const Slice& slice);
   void Launch(const AttentionOp& op, const Slice& slice);
   void Launch(const RouterOp& op, const Slice& slice);
   void Launch(const ExpertGateUpOp& op, const Slice& slice);

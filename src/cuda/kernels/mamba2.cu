@@ -29,8 +29,8 @@ namespace {
 
 constexpr int kScanTokens = 16;
 
-// kGates: p.gates.
-template <int kTaps, bool kVector, bool kGates = true>
+// kGates: p.gates. kBeside: p.beside_previous.
+template <int kTaps, bool kVector, bool kGates = true, bool kBeside = false>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2StepKernel(const __grid_constant__ Mamba2Params p) {
   struct alignas(16) OfWarp {
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   ReadyBeforeWait(rounded);
   ReadyBeforeWait(newest);
 
-  PdlWait();
+  if constexpr (!kBeside) PdlWait();
   PdlTrigger();
   group.LoadInputs(projected + inner);
   head.LoadInputs(projected, inner, channels, place);
@@ -84,6 +84,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   StoreState<kVector>(state, states, p, place);
   if (d_conv > 1 && place.warp == 0 && place.has_x) newest[place.x_channel] = head.input;
   __syncthreads();
+  // Every kernel ends after the one before it.
+  if constexpr (kBeside) PdlWait();
   if (place.warp != 0 || !place.has_x) return;
   const float y =
       fmaf(head.d, x, SumOfWarps(partial, static_cast<int>(blockDim.x) / 32, place.lane));
@@ -249,11 +251,12 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
     return LaunchMamba2BatchStep(params, stream);
   }
   const bool vectors = params.head_dim % 4 == 0;
-  const auto kernel = !params.gates        ? vectors ? Mamba2StepKernel<kMaxTaps, true, false>
-                                                     : Mamba2StepKernel<kMaxTaps, false, false>
-                             : !vectors ? Mamba2StepKernel<kMaxTaps, false>
-                      : params.d_conv != 4 ? Mamba2StepKernel<kMaxTaps, true>
-                                           : Mamba2StepKernel<4, true>;
+  const auto kernel = !params.gates            ? vectors ? Mamba2StepKernel<kMaxTaps, true, false>
+                                                         : Mamba2StepKernel<kMaxTaps, false, false>
+                                 : !vectors ? Mamba2StepKernel<kMaxTaps, false>
+                      : params.d_conv != 4     ? Mamba2StepKernel<kMaxTaps, true>
+                      : params.beside_previous ? Mamba2StepKernel<4, true, true, true>
+                                               : Mamba2StepKernel<4, true>;
   Launch("the Mamba-2 step kernel", kernel, GridOf(params),
          dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params);
 }

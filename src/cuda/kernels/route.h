@@ -24,6 +24,7 @@ struct RouteParams {
   float scale = 1;
   float* output = nullptr;  // [tokens, output_stride]: weights, then expert numbers as f32
   int output_stride = 0;
+  int* chosen = nullptr;  // [tokens * top_k], of LaunchRoute: the numbers again; null: none
 };
 
 void LaunchRoute(const RouteParams& params, cudaStream_t stream);
