@@ -60,12 +60,19 @@ void NarrowOps::Launch(const Op& op, const Slice& slice) {
 
 void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
   slice_ = slice;
-  if ((index > 0 && SharedExpertOf(index - 1) != nullptr) || JoinsGates(index)) return;
+  if ((index > 0 && SharedExpertOf(index - 1) != nullptr) || JoinsGates(index) ||
+      JoinsMixer(index)) {
+    return;
+  }
   shared_expert_ = SharedExpertOf(index);
   if (index > 0 && JoinsGates(index - 1)) {
     joined_router_ = &std::get<RouterOp>(program_.ops[index - 1].body);
   }
+  if (index > 0 && JoinsMixer(index - 1)) {
+    joined_conv_ = &std::get<CausalConvOp>(program_.ops[index - 1].body);
+  }
   Launch(program_.ops[index], slice);
+  joined_conv_ = nullptr;
   shared_expert_ = nullptr;
   joined_router_ = nullptr;
 }
@@ -397,18 +404,7 @@ void NarrowOps::Launch(const NormAddOp& op) {
 }
 
 void NarrowOps::Launch(const CausalConvOp& op) {
-  CausalConvParams params;
-  params.channels = Narrow(op.channels);
-  params.d_conv = Narrow(op.d_conv);
-  params.weight = weights_.vector(op.weight);
-  params.bias = weights_.vector(op.bias);
-  params.conv_offset = op.conv_state < 0 ? 0 : state_.RecurrentOffset(op.conv_state);
-  params.x = Narrow(op.x);
-  params.gate_before = Narrow(op.gate_before);
-  params.gate_after = Narrow(op.gate_after);
-  params.silu = op.silu;
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
+  CausalConvParams params = ConvParams(op, weights_, state_, slice_);
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   params.output = Values(op.output);

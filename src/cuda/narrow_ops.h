@@ -52,6 +52,7 @@ class NarrowOps {
 
   const LinearOp* SharedExpertOf(size_t index) const;
   bool JoinsGates(size_t index) const;
+  bool JoinsMixer(size_t index) const;
   void ShareLaunch(ExpertParams& params) const;
 
   LinearShape Shape() const;
@@ -68,6 +69,7 @@ class NarrowOps {
   void Launch(const Mamba2SelectedOp& op);
   void Launch(const Mamba1ScanOp& op);
   void Launch(const CausalConvOp& op);
+  void Launch(const GatedDeltaOp& op);
   void Launch(const AttentionOp& op);
   void Launch(const RouterOp& op);
   void Launch(const ExpertGateUpOp& op);
@@ -97,9 +99,10 @@ class NarrowOps {
   uint16_t* low_rank_ = nullptr;  // those, rounded
   DeviceMemory counters_;
 
-  Slice slice_;                              // what is being launched
-  const LinearOp* shared_expert_ = nullptr;  // that the op being launched takes in
-  const RouterOp* joined_router_ = nullptr;  // likewise
+  Slice slice_;                                // what is being launched
+  const LinearOp* shared_expert_ = nullptr;    // that the op being launched takes in
+  const RouterOp* joined_router_ = nullptr;    // likewise
+  const CausalConvOp* joined_conv_ = nullptr;  // likewise
 };
 
 }  // namespace adder::cuda

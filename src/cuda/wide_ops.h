@@ -32,7 +32,7 @@ struct WideLimits {
 // Whether there are kernels for an op at all; WideOps::Support refuses programs with others.
 template <class Body>
 inline constexpr bool kHasWideKernels =
-    kHasKernels<Body> && !std::is_same_v<Body, NormAddOp> &&
+    kHasKernels<Body> && !std::is_same_v<Body, NormAddOp> && !std::is_same_v<Body, GatedDeltaOp> &&
     !std::is_same_v<Body, Mamba2SelectedOp> && !std::is_same_v<Body, CausalConvOp> &&
     !std::is_same_v<Body, Mamba1ScanOp>;
 

@@ -24,6 +24,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/attention_gate.cuh"
 #include "cuda/kernels/attention_step.h"
 #include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/launch.cuh"
@@ -235,6 +236,13 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
 
   PdlWait();
   PdlTrigger();
+  // What the end needs: on its way to the first cache meanwhile.
+  if (p.output_gate && rank == 0) {
+    const float* gates = qkv + (p.heads + 2 * p.kv_heads + first_head) * head_dim;
+    for (int i = static_cast<int>(threadIdx.x) * 32; i < heads * head_dim; i += kThreads * 32) {
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(gates + i));
+    }
+  }
   uint4 own_v[kChunks];
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
@@ -402,7 +410,12 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   const int heads_stride = spread.heads * stride;
   const auto put = [&](int h, int d, const Merged& merged) {
     const float scale = __fdividef(1.0f, merged.sum);
-    const float2 value = make_float2(merged.values.x * scale, merged.values.y * scale);
+    float2 value = make_float2(merged.values.x * scale, merged.values.y * scale);
+    if (p.output_gate) {
+      const int at = (first_head + h) * head_dim + d;
+      value.x *= OutputGate(p, run.row, at);
+      value.y *= OutputGate(p, run.row, at + 1);
+    }
     *reinterpret_cast<float2*>(output + h * head_dim + d) = value;
     if (rounded != nullptr) {
       *reinterpret_cast<__nv_bfloat162*>(rounded + h * head_dim + d) = __float22bfloat162_rn(value);
