@@ -16,15 +16,9 @@ bool NarrowOps::JoinsMixer(size_t index) const {
 }
 
 void NarrowOps::Launch(const GatedDeltaOp& op) {
-  const GatedDelta& m = op.mixer;
   GatedDeltaParams params = MixerParams(op, weights_, state_, slice_);
-  params.beta = Values(op.projected) + m.conv_channels();
-  params.beta_stride = Stride(op.projected);
-  params.decay = m.decay_proj ? Values(op.decay) : params.beta + m.value_heads;
-  params.decay_stride = Stride(m.decay_proj ? op.decay : op.projected);
-  const int64_t own_decays = m.decay_proj ? 0 : m.decay_rows();
-  params.gate = m.gate_proj ? Values(op.gate) : params.beta + m.value_heads + own_decays;
-  params.gate_stride = Stride(m.gate_proj ? op.gate : op.projected);
+  PlaceInputs(
+      op, program_, [this](BufferId id) { return Values(id); }, params);
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
   params.rounded_output = RoundedOutput(op.output);

@@ -79,18 +79,23 @@ GatedDeltaParams MixerParams(const GatedDeltaOp& op, const DeviceWeights& weight
   return params;
 }
 
-CausalConvParams ConvParams(const CausalConvOp& op, const DeviceWeights& weights,
-                            const DeviceState& state, const Slice& slice) {
+CausalConvParams ConvSizes(const CausalConvOp& op) {
   CausalConvParams params;
   params.channels = Narrow(op.channels);
   params.d_conv = Narrow(op.d_conv);
-  params.weight = weights.vector(op.weight);
-  params.bias = weights.vector(op.bias);
-  params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
   params.x = Narrow(op.x);
   params.gate_before = Narrow(op.gate_before);
   params.gate_after = Narrow(op.gate_after);
   params.silu = op.silu;
+  return params;
+}
+
+CausalConvParams ConvParams(const CausalConvOp& op, const DeviceWeights& weights,
+                            const DeviceState& state, const Slice& slice) {
+  CausalConvParams params = ConvSizes(op);
+  params.weight = weights.vector(op.weight);
+  params.bias = weights.vector(op.bias);
+  params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
   params.runs = slice.runs;
   params.run_count = slice.run_count;
   return params;
