@@ -6,6 +6,7 @@
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/gated_delta_chunks.h"
 #include "cuda/kernels/mamba2_chunks.h"
+#include "cuda/kernels/rms_norm.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
 
@@ -62,9 +63,7 @@ bool WideOps::Support(const Program& program) {
       }
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
       const GatedDelta& m = delta->mixer;
-      if (m.decay_per_channel || !GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) {
-        return false;
-      }
+      if (!GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) return false;
     } else if (const auto* conv = std::get_if<CausalConvOp>(&op.body)) {
       if (!ConvPiecesSupport(ConvSizes(*conv))) return false;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
@@ -343,6 +342,21 @@ void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
   params.added = added_;
   params.before = before_;
   LaunchMamba2Chunks(params, multiprocessors_, stream_.get());
+}
+
+void WideOps::Launch(const NormAddOp& op, const Slice& slice) {
+  RmsNormParams params;
+  params.input = Values(op.input);
+  params.stride = Stride(op.input);
+  params.rows = slice.rows;
+  params.width = Width(op.input);
+  params.groups = Narrow(op.norm.groups);
+  params.weight = weights_.vector(op.norm.weight);
+  params.eps = op.norm.eps;
+  params.epilogue = NormEpilogue::kAdd;
+  params.scale = op.scale;
+  params.output = F32Values(op.output);
+  LaunchRmsNorm(params, stream_.get());
 }
 
 void WideOps::Launch(const CausalConvOp& op, const Slice& slice) {

@@ -32,8 +32,8 @@ struct WideLimits {
 // Whether there are kernels for an op at all; WideOps::Support refuses programs with others.
 template <class Body>
 inline constexpr bool kHasWideKernels =
-    kHasKernels<Body> && !std::is_same_v<Body, NormAddOp> &&
-    !std::is_same_v<Body, Mamba2SelectedOp> && !std::is_same_v<Body, Mamba1ScanOp>;
+    kHasKernels<Body> && !std::is_same_v<Body, Mamba2SelectedOp> &&
+    !std::is_same_v<Body, Mamba1ScanOp>;
 
 class WideOps {
  public:
@@ -80,6 +80,7 @@ class WideOps {
   void Launch(const EmbedOp& op, const Slice& slice);
   void Launch(const LinearOp& op, const Slice& slice);
   void Launch(const Mamba2Op& op, const Slice& slice);
+  void Launch(const NormAddOp& op, const Slice& slice);
   void Launch(const CausalConvOp& op, const Slice& slice);
   void Launch(const GatedDeltaOp& op, const Slice& slice);
   void Launch(const AttentionOp& op, const Slice& slice);

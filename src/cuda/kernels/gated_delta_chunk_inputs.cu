@@ -13,15 +13,13 @@
 // every product has an exponential of its own.
 #include <cuda_runtime.h>
 
-#include "cuda/kernels/gated_delta_chunks.cuh"
+#include "cuda/kernels/gated_delta_chunk_inputs.cuh"
 
 namespace adder::cuda {
 namespace {
 
 constexpr int kThreads = kDeltaThreads;
 constexpr int kTokens = kDeltaTokens;
-constexpr float kLog2E = 1.44269504f;
-constexpr int kSystemStride = kTokens + 4;
 
 __device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
@@ -42,21 +40,10 @@ struct InputLayout {
   }
 };
 
-// Of each token of a chunk. Tokens that are not there have beta 0 and decay 1.
-struct Rows {
-  float sums[kTokens];  // of the logarithms of decay to base 2, up to and including the token
-  float betas[kTokens];
-  float queries[kTokens];  // query_scale / |q|
-  float keys[kTokens];     // 1 / |k|
-};
-
-__device__ __forceinline__ float BetaOf(const GatedDeltaParams& p, long long row, int head) {
-  return __fdividef(p.beta_scale, 1.0f + __expf(-p.beta[row * p.beta_stride + head]));
-}
-
 // By one warp: two tokens per lane.
-__device__ __forceinline__ void PutSums(const GatedDeltaParams& p, int first_row, int tokens,
-                                        int head, int lane, Rows& rows) {
+__device__ __forceinline__ void PutSums(const GatedDeltaParams& p, const DeltaPlace& place,
+                                        int lane, DeltaRows& rows) {
+  const int head = place.head;
   const float rate = p.a[head] * kLog2E;
   const float bias = p.dt_bias[head];
   float of_tokens[2];
@@ -66,8 +53,8 @@ __device__ __forceinline__ void PutSums(const GatedDeltaParams& p, int first_row
     const int token = 2 * lane + i;
     float logarithm = 0;
     float beta = 0;
-    if (token < tokens) {
-      const long long row = first_row + token;
+    if (token < place.tokens) {
+      const long long row = place.first_row + token;
       logarithm = rate * Softplus(p.decay[row * p.decay_stride + head] + bias);
       beta = BetaOf(p, row, head);
     }
@@ -84,69 +71,6 @@ __device__ __forceinline__ void PutSums(const GatedDeltaParams& p, int first_row
   before -= sum;
   rows.sums[2 * lane] = before + of_tokens[0];
   rows.sums[2 * lane + 1] = before + of_tokens[1];
-}
-
-__device__ __forceinline__ void Unpack(uint4 words, float (&x)[8]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const unsigned both = Component(words, i);
-    x[2 * i] = __uint_as_float(both << 16);
-    x[2 * i + 1] = __uint_as_float(both & 0xffff0000u);
-  }
-}
-
-// Lengths: a thread per row of q or of k.
-template <int kK>
-__device__ __forceinline__ void PutLengths(const GatedDeltaParams& p, const unsigned char* shared,
-                                           Rows& rows) {
-  using Layout = InputLayout<kK>;
-  const int row = static_cast<int>(threadIdx.x) % kTokens;
-  const bool is_key = static_cast<int>(threadIdx.x) >= kTokens;
-  const unsigned char* tile = shared + (is_key ? Layout::kKeys : Layout::kQ);
-  float squares = p.qk_eps;
-#pragma unroll 4
-  for (int unit = 0; unit < kK / 8; ++unit) {
-    float x[8];
-    Unpack(*reinterpret_cast<const uint4*>(tile + UnitOffset<kK>(row, unit)), x);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) squares = fmaf(x[i], x[i], squares);
-  }
-  if (is_key) {
-    rows.keys[row] = rsqrtf(squares);
-  } else {
-    rows.queries[row] = p.query_scale * rsqrtf(squares);
-  }
-}
-
-// Phase (3), for one column: x = (1 + A)^-1 e_column. system: A by column.
-__device__ __forceinline__ void Solve(const float* system, float* inverse, int column) {
-#pragma unroll 1
-  for (int block = 0; block < kTokens; block += 16) {
-    float x[16];
-#pragma unroll
-    for (int r = 0; r < 16; ++r) x[r] = block + r == column ? 1.0f : 0.0f;
-#pragma unroll 2
-    for (int j = 0; j < block; ++j) {
-      const float solved = inverse[j * kTokens + column];
-      const float4* of_column = reinterpret_cast<const float4*>(system + j * kSystemStride + block);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const float4 four = of_column[r];
-        x[4 * r] = fmaf(-four.x, solved, x[4 * r]);
-        x[4 * r + 1] = fmaf(-four.y, solved, x[4 * r + 1]);
-        x[4 * r + 2] = fmaf(-four.z, solved, x[4 * r + 2]);
-        x[4 * r + 3] = fmaf(-four.w, solved, x[4 * r + 3]);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-#pragma unroll
-      for (int r = j + 1; r < 16; ++r) {
-        x[r] = fmaf(-system[(block + j) * kSystemStride + block + r], x[j], x[r]);
-      }
-      inverse[(block + j) * kTokens + column] = x[j];
-    }
-  }
 }
 
 // Rows of a tile, times a factor each, to global memory, by the threads from kTokens on.
@@ -167,81 +91,6 @@ __device__ __forceinline__ void StoreScaled(const unsigned char* tile, __nv_bflo
   }
 }
 
-// Phase (4): the inverse with each column times a factor, as a tile.
-template <class Factor>
-__device__ __forceinline__ void PutTile(const float* inverse, unsigned char* tile, Factor factor) {
-  const int column = static_cast<int>(threadIdx.x) % (kTokens / 2) * 2;
-  const float first = factor(column);
-  const float second = factor(column + 1);
-  for (int row = static_cast<int>(threadIdx.x) / (kTokens / 2); row < kTokens;
-       row += 2 * kThreads / kTokens) {
-    const float2 two = *reinterpret_cast<const float2*>(inverse + row * kTokens + column);
-    *reinterpret_cast<unsigned*>(tile + UnitOffset<kTokens>(row, column / 8) + column % 8 * 2) =
-        PackBf16(two.x * first, two.y * second);
-  }
-}
-
-// Phase (5): rows of a triangular tile times 64 columns of another, to rows `stride` apart.
-template <int kColumns>
-__device__ __forceinline__ void MultiplyTile(unsigned triangle, unsigned tile, int first_unit,
-                                             __nv_bfloat16* to, int stride) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  float sums[8][4] = {};
-#pragma unroll
-  for (int k = 0; k < kTokens / 16; ++k) {
-    if (k > warp) break;
-    unsigned a[4];
-    LoadA<kTokens>(a, triangle, warp * 16, 2 * k, lane);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      unsigned b[4];
-      LoadBTransposed<kColumns>(b, tile, k * 16, first_unit + 2 * n, lane);
-      MmaPair(sums[2 * n], sums[2 * n + 1], a, b);
-    }
-  }
-  __nv_bfloat16* out = to + (warp * 16 + lane / 4) * stride + lane % 4 * 2;
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    PutPair(out + n * 8, sums[n][0], sums[n][1]);
-    PutPair(out + 8 * stride + n * 8, sums[n][2], sums[n][3]);
-  }
-}
-
-// Phase (1), in the background; columns and rows that are not there become zeros.
-template <int kK>
-__device__ __forceinline__ void CopyInputs(const GatedDeltaChunkParams& c, unsigned tiles,
-                                           int first_row, int tokens, int head, int columns) {
-  using Layout = InputLayout<kK>;
-  const GatedDeltaParams& p = c.mixer;
-  const int key_head = head / (p.value_heads / p.key_heads);
-  const __nv_bfloat16* rows = c.convolved + static_cast<long long>(first_row) * c.convolved_stride;
-  const auto copy = [&](unsigned to, int row, int unit, int column, int count) {
-    const bool valid = row < tokens && unit * 8 < count;
-    const __nv_bfloat16* from =
-        rows + static_cast<long long>(row) * c.convolved_stride + column + unit * 8;
-    CopyAsync(to, valid ? from : rows, valid);
-  };
-  constexpr int kUnits = kK / 8;
-  for (int i = threadIdx.x; i < kTokens * kUnits; i += kThreads) {
-    const int row = i / kUnits;
-    const int unit = i % kUnits;
-    const int offset = UnitOffset<kK>(row, unit);
-    const int column = key_head * p.key_dim;
-    copy(tiles + Layout::kQ + offset, row, unit, column, p.key_dim);
-    copy(tiles + Layout::kKeys + offset, row, unit, p.keys() + column, p.key_dim);
-  }
-  const int units = columns / 8;
-  const int column = 2 * p.keys() + head * p.value_dim;
-  for (int i = threadIdx.x; i < kTokens * units; i += kThreads) {
-    const int row = i / units;
-    const int unit = i % units;
-    copy(tiles + Layout::kValues + unit / 8 * kTokens * 128 + UnitOffset<64>(row, unit % 8), row,
-         unit, column, p.value_dim);
-  }
-  CopyCommit();
-}
-
 template <int kK>
 __global__ void __launch_bounds__(kThreads)
     InputKernel(const __grid_constant__ GatedDeltaChunkParams c, const int columns) {
@@ -249,31 +98,28 @@ __global__ void __launch_bounds__(kThreads)
   using Record = DeltaRecord<kK>;
   const GatedDeltaParams& p = c.mixer;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ Rows rows;
+  __shared__ DeltaRows rows;
   const unsigned tiles = SharedAddress(shared);
   float* system = reinterpret_cast<float*>(shared + Layout::kSystem);
   float* inverse = reinterpret_cast<float*>(shared + Layout::kInverse);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const int head = static_cast<int>(blockIdx.x);
-  const int chunk = static_cast<int>(blockIdx.y);
   PdlWait();
   PdlTrigger();
-  const Piece piece = c.pieces[chunk / 2];
-  const int first = chunk % 2 * kTokens;
-  const int tokens = min(kTokens, piece.tokens - first);
-  if (tokens <= 0) return;
-  const long long index = static_cast<long long>(chunk) * p.value_heads + head;
-  __nv_bfloat16* record = c.records + index * Record::Size(columns);
-  CopyInputs<kK>(c, tiles, piece.row + first, tokens, head, columns);
-  if (warp == 0) PutSums(p, piece.row + first, tokens, head, lane, rows);
+  const DeltaPlace place = FindDeltaPlace(c);
+  if (place.tokens <= 0) return;
+  __nv_bfloat16* record = c.records + place.index * Record::Size(columns);
+  CopyKeys<kK>(c, place, tiles + Layout::kQ, tiles + Layout::kKeys);
+  CopyValues(c, place, tiles + Layout::kValues, columns);
+  CopyCommit();
+  if (warp == 0) PutSums(p, place, lane, rows);
   CopyWait<0>();
   __syncthreads();
-  PutLengths<kK>(p, shared, rows);
+  PutLengths<kK>(p, shared + Layout::kQ, shared + Layout::kKeys, rows);
   __syncthreads();
   const float last = rows.sums[kTokens - 1];
-  if (thread < kK) c.keeps[index * kMostChunkKeyDim + thread] = Exp2(last);
+  if (thread < kK) c.keeps[place.index * kMostChunkKeyDim + thread] = Exp2(last);
 
   float k_products[kTokens / 8][4] = {};
   float q_products[kTokens / 8][4] = {};
@@ -353,6 +199,7 @@ void LaunchKey(const GatedDeltaChunkParams& params, cudaStream_t stream) {
 }  // namespace
 
 void LaunchDeltaInputs(const GatedDeltaChunkParams& params, cudaStream_t stream) {
+  if (params.mixer.decay_per_channel) return LaunchDeltaChannelInputs(params, stream);
   if (params.mixer.key_dim <= 64) return LaunchKey<64>(params, stream);
   LaunchKey<kMostChunkKeyDim>(params, stream);
 }
