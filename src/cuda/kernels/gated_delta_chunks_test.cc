@@ -21,7 +21,7 @@ struct Sizes {
   int value_heads;
   int key_dim;
   int value_dim;
-  bool sigmoid;
+  bool per_channel;
   std::vector<RunSize> runs;
 };
 
@@ -49,10 +49,11 @@ void GatedDeltaChunksTest::Compare(const Sizes& sizes) {
   p.value_heads = sizes.value_heads;
   p.key_dim = sizes.key_dim;
   p.value_dim = sizes.value_dim;
-  p.gate_sigmoid = sizes.sigmoid;
+  p.decay_per_channel = sizes.per_channel;
+  p.gate_sigmoid = sizes.per_channel;
   p.qk_eps = 1e-4f;
   p.query_scale = 0.4f;
-  p.beta_scale = sizes.sigmoid ? 2.0f : 1.0f;
+  p.beta_scale = sizes.per_channel ? 1.0f : 1.8f;
   p.norm_eps = 1e-3f;
   ASSERT_TRUE(GatedDeltaChunksSupport(p.key_dim, p.value_dim));
   const auto key_dim = static_cast<size_t>(p.key_dim);
@@ -60,7 +61,9 @@ void GatedDeltaChunksTest::Compare(const Sizes& sizes) {
   const auto heads = static_cast<size_t>(p.value_heads);
   const auto channels = static_cast<size_t>(p.conv_channels());
   const size_t width = heads * value_dim;
-  const std::vector<float> dt_bias = numbers.Vector(heads, 1, -2);
+  const size_t head_decays = sizes.per_channel ? key_dim : 1;
+  const size_t decays = heads * head_decays;
+  const std::vector<float> dt_bias = numbers.Vector(decays, 1, -2);
   const std::vector<float> a = numbers.Vector(heads, 0.6f, -0.65f);
   const std::vector<float> norm = numbers.Vector(value_dim, 0.5f, 1);
   const DeviceArray<float> device_dt_bias(dt_bias), device_a(a), device_norm(norm);
@@ -101,7 +104,7 @@ void GatedDeltaChunksTest::Compare(const Sizes& sizes) {
   const auto count = static_cast<size_t>(rows);
 
   // beta | decay | gate, and what the convolution made of q | k | v.
-  const size_t stride = 2 * heads + width + (4 - (2 * heads + width) % 4) % 4;
+  const size_t stride = (heads + decays + width + 3) / 4 * 4;
   const std::vector<float> projected = numbers.Vector(count * stride, 2);
   std::vector<__nv_bfloat16> convolved;
   for (float value : numbers.Vector(count * channels, 1, 0.2f)) {
@@ -117,7 +120,7 @@ void GatedDeltaChunksTest::Compare(const Sizes& sizes) {
   p.rows = rows;
   p.beta = device_projected.data();
   p.decay = p.beta + heads;
-  p.gate = p.decay + heads;
+  p.gate = p.decay + decays;
   p.beta_stride = p.decay_stride = p.gate_stride = static_cast<int>(stride);
 
   GatedDeltaChunkParams params;
@@ -162,23 +165,27 @@ void GatedDeltaChunksTest::Compare(const Sizes& sizes) {
         const std::vector<double> k = OfLength(q_row + keys + key, key_dim, p.qk_eps, 1);
         const float* v = q_row + 2 * keys + h * value_dim;
         const double beta = p.beta_scale * Sigmoid(in[h]);
-        const double decay =
-            std::exp(a[h] * std::log1p(std::exp(static_cast<double>(in[heads + h]) + dt_bias[h])));
+        std::vector<double> decay;
+        for (size_t i = h * head_decays; i < (h + 1) * head_decays; ++i) {
+          decay.push_back(std::exp(
+              a[h] * std::log1p(std::exp(static_cast<double>(in[heads + i]) + dt_bias[i]))));
+        }
+        decay.resize(key_dim, decay.front());
         std::vector<double> y(value_dim);
         double squares = 0;
         for (size_t c = 0; c < value_dim; ++c) {
           double answer = 0;
-          for (size_t n = 0; n < key_dim; ++n) answer += k[n] * decay * state[n * value_dim + c];
+          for (size_t n = 0; n < key_dim; ++n) answer += k[n] * decay[n] * state[n * value_dim + c];
           for (size_t n = 0; n < key_dim; ++n) {
             double& element = state[n * value_dim + c];
-            element = decay * element + k[n] * beta * (v[c] - answer);
+            element = decay[n] * element + k[n] * beta * (v[c] - answer);
             y[c] += q[n] * element;
           }
           squares += y[c] * y[c];
         }
         const double size = std::sqrt(squares / static_cast<double>(value_dim) + p.norm_eps);
         for (size_t c = 0; c < value_dim; ++c) {
-          const double gate = in[2 * heads + h * value_dim + c];
+          const double gate = in[heads + decays + h * value_dim + c];
           expected.push_back(y[c] / size * norm[c] * Sigmoid(gate) * (p.gate_sigmoid ? 1 : gate));
           of_head.push_back(found[row * width + h * value_dim + c]);
         }
@@ -203,16 +210,25 @@ TEST_F(GatedDeltaChunksTest, OneChunk) { Compare({"one", 2, 4, 128, 128, false, 
 TEST_F(GatedDeltaChunksTest, ChunksWithHistory) {
   Compare({"chunks", 2, 2, 128, 128, false, {{400, 5}}});
   Compare({"whole chunks", 1, 2, 64, 64, true, {{256, 1000}}});
+  Compare({"per channel", 2, 2, 128, 128, true, {{400, 5}}});
 }
 TEST_F(GatedDeltaChunksTest, RaggedRuns) {
   Compare(
       {"ragged", 2, 4, 128, 128, false, {{1, 3}, {129, 0}, {2, 1}, {64, 77}, {300, 9}, {65, 0}}});
+  Compare({"ragged, per channel",
+           3,
+           3,
+           128,
+           128,
+           true,
+           {{1, 3}, {129, 0}, {2, 1}, {64, 77}, {300, 9}, {65, 0}}});
 }
 TEST_F(GatedDeltaChunksTest, OddSizes) {
   Compare({"small heads", 2, 4, 16, 16, false, {{70, 0}, {131, 2}}});
   Compare({"long values", 3, 3, 96, 192, true, {{140, 6}}});
   Compare({"longest values", 1, 2, 40, 256, false, {{140, 6}}});
   Compare({"values of odd size", 2, 2, 72, 88, false, {{140, 6}}});
+  Compare({"small heads, per channel", 2, 4, 16, 16, true, {{70, 0}, {131, 2}}});
 }
 
 }  // namespace
