@@ -36,6 +36,7 @@ void NarrowOps::Launch(const GatedDeltaOp& op) {
   params.conv_offset = conv.conv_offset;
   params.qkv = Values(op.projected);
   params.qkv_stride = Stride(op.projected);
+  params.exact = f32_;
   LaunchGatedDeltaStep(params, stream_.get());
 }
 

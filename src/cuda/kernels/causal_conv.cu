@@ -24,7 +24,7 @@ __device__ __forceinline__ float Newest(const CausalConvParams& p, const float* 
 
 __device__ __forceinline__ void Store(const CausalConvParams& p, const float* input, int row,
                                       int channel, float y) {
-  if (p.silu) y = Silu(y);
+  if (p.silu) y = ConvSilu(y);
   if (p.gate_after >= 0) y *= input[p.gate_after + channel];
   p.output[static_cast<long long>(row) * p.output_stride + channel] = y;
   if (p.rounded_output != nullptr) {

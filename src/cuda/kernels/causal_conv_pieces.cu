@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(kThreads)
         if (tap + 1 < kTaps) window[tap] = window[tap + 1];
       }
       if (base + i >= count) break;
-      if (p.silu) sum = make_float4(Silu(sum.x), Silu(sum.y), Silu(sum.z), Silu(sum.w));
+      if (p.silu)
+        sum = make_float4(ConvSilu(sum.x), ConvSilu(sum.y), ConvSilu(sum.z), ConvSilu(sum.w));
       if (p.gate_after >= 0) {
         const float* row = rows + static_cast<long long>(base + i) * p.input_stride;
         sum = Product(sum, Four(row + p.gate_after));

@@ -2,7 +2,7 @@
 //
 // Ownership. A block owns kPart columns of one head's state (or, where it takes whole heads, one
 // such part after the other) and all of its rows. Each of its warps owns kWarpRows rows, and a lane
-// four columns of eight of them: eight lanes together read 128 contiguous bytes of a row, and each
+// four columns of four of them: eight lanes together read 128 contiguous bytes of a row, and each
 // state element is in a register of one thread.
 //
 // With the decayed state S, and q and k as they come from the convolution, the sums over rows
@@ -12,12 +12,12 @@
 // (B + (q . k) u) / |q|. So there is one exchange between the warps per token.
 //
 // Step kernel. Phases: (1) load state, conv weights and windows, which earlier steps wrote; (2)
-// PdlWait; (3) a warp convolves q and k of its own rows, a row per lane, and passes them on through
-// its own shared memory; the last warp convolves v; (4) decay, and the warp's share of the sums;
-// (5) barrier; the first warp has the answer and hands its sum of squares to the blocks of the
-// cluster, which are those of the head; all update and store their state; (6) the first warp norms,
-// gates and stores the answer. q and k are convolved by every block of their heads; the first of
-// these writes their window.
+// PdlWait; (3) a warp convolves q and k of its own rows, one of both per lane, and passes them on
+// through its own shared memory; the last warp convolves v; (4) decay, and the warp's share of the
+// sums; (5) barrier; the first warp has the answer and hands its sum of squares to the blocks of
+// the cluster, which are those of the head; all update and store their state; (6) the first warp
+// norms, gates and stores the answer. q and k are convolved by every block of their heads; the
+// first of these writes their window.
 //
 // The scan kernel walks over a run with the state in registers, kScanTokens tokens between loads;
 // a second kernel norms and gates. All kernels take the same sums in the same order.
@@ -36,18 +36,29 @@ namespace adder::cuda {
 namespace {
 
 constexpr int kPart = 32;
-constexpr int kRows = 8;  // of a lane
+constexpr int kRows = 4;  // of a lane
 constexpr int kWarpRows = 4 * kRows;
 constexpr int kMostWarps = kMostDeltaKeyDim / kWarpRows;
 constexpr int kMostThreads = kMostWarps * 32;
 constexpr int kMostParts = kMostDeltaValueDim / kPart;
 constexpr int kScanTokens = 8;
-static_assert(kWarpRows == 32, "a lane convolves one row of q and k");
+constexpr int kNormWarps = 8;
+static_assert(2 * kWarpRows == 32, "a lane convolves one row of q or of k");
 static_assert(kMostParts <= 8, "a head's blocks form a cluster");
 
-__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+// kExact: as p.exact; with errors of a few roundings otherwise.
+template <bool kExact>
+__device__ __forceinline__ float Sigmoid(float x) {
+  return __fdividef(1.0f, 1.0f + (kExact ? expf(-x) : __expf(-x)));
+}
+template <bool kExact>
+__device__ __forceinline__ float Silu(float x) {
+  return kExact ? ConvSilu(x) : __fdividef(x, 1.0f + __expf(-x));
+}
+template <bool kExact>
 __device__ __forceinline__ float Decay(float a, float x) {
-  return expf(a * (x > 20.0f ? x : log1pf(expf(x))));
+  if constexpr (kExact) return expf(a * (x > 20.0f ? x : log1pf(expf(x))));
+  return __expf(a * (x > 20.0f ? x : __logf(1.0f + __expf(x))));
 }
 
 // Which sizes a kernel is compiled for. kWarps: of a block whose rows and columns are all there; 0:
@@ -69,7 +80,7 @@ struct Place {
   int warps;
   int head;
   int key_head;
-  int row;        // whose q and k this lane brings
+  int row;        // whose q or k this lane brings
   int first_row;  // of the lane's kRows
   int column;     // of the lane's four, in the part
   bool has_row;
@@ -82,7 +93,7 @@ __device__ __forceinline__ Place FindPlace(const GatedDeltaParams& p) {
   place.warps = kWarps == 0 ? static_cast<int>(blockDim.x) / 32 : kWarps;
   place.head = static_cast<int>(blockIdx.y);
   place.key_head = place.head / (p.value_heads / p.key_heads);
-  place.row = place.warp * kWarpRows + place.lane;
+  place.row = place.warp * kWarpRows + place.lane % kWarpRows;
   place.first_row = place.warp * kWarpRows + place.lane / 8 * kRows;
   place.column = place.lane % 8 * 4;
   place.has_row = kWarps != 0 || place.row < p.key_dim;
@@ -132,11 +143,8 @@ struct alignas(16) Sums {
 };
 
 __device__ __forceinline__ void LoadRows(float (&to)[kRows], const float* from) {
-#pragma unroll
-  for (int i = 0; i < kRows; i += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(from + i);
-    to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
-  }
+  const float4 four = *reinterpret_cast<const float4*>(from);
+  to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
 // Adds up over the four lanes that have the same columns, each of which has rows of its own.
@@ -261,10 +269,11 @@ struct Token {
   }
 };
 
+template <bool kExact>
 __device__ __forceinline__ void StoreOutput(const GatedDeltaParams& p, long long row, int at,
                                             float y, float squares, float weight, float gate) {
   const float factor = rsqrtf(__fdividef(squares, static_cast<float>(p.value_dim)) + p.norm_eps);
-  float activated = Sigmoid(gate);
+  float activated = Sigmoid<kExact>(gate);
   if (!p.gate_sigmoid) activated = __fmul_rn(activated, gate);
   const float out = __fmul_rn(__fmul_rn(__fmul_rn(y, factor), weight), activated);
   p.output[row * p.output_stride + at] = out;
@@ -275,14 +284,13 @@ __device__ __forceinline__ void StoreOutput(const GatedDeltaParams& p, long long
 }
 
 struct alignas(16) OfWarp {
-  float q[kWarpRows];
-  float k[kWarpRows];
+  float q_and_k[2 * kWarpRows];
   float decay[kWarpRows];
 };
 
-// kWarps: see Compiled. kWhole: p.whole_heads; else blockIdx.x is the part.
-template <int kWarps, bool kPerChannel, bool kWhole>
-__global__ void __launch_bounds__(Compiled<kWarps>::kThreads, 512 / Compiled<kWarps>::kThreads)
+// kWarps: see Compiled. kExact: p.exact. kWhole: p.whole_heads; else blockIdx.x is the part.
+template <int kWarps, bool kPerChannel, bool kExact, bool kWhole>
+__global__ void __launch_bounds__(Compiled<kWarps>::kThreads, kWarps == 0 ? 1 : 3)
     GatedDeltaStepKernel(const __grid_constant__ GatedDeltaParams p) {
   using Sizes = Compiled<kWarps>;
   __shared__ OfWarp of_warps[Sizes::kThreads / 32];
@@ -314,19 +322,16 @@ __global__ void __launch_bounds__(Compiled<kWarps>::kThreads, 512 / Compiled<kWa
     }
   };
   load_part();
-  const int q_channel = place.key_head * p.key_dim + place.row;
-  const int k_channel = q_channel + p.keys();
-  ConvStep<Sizes::kTaps> conv_q;
-  ConvStep<Sizes::kTaps> conv_k;
-  float q_bias = 0;
-  float k_bias = 0;
+  const int key_channel =
+      place.key_head * p.key_dim + place.row + (place.lane < kWarpRows ? 0 : p.keys());
+  ConvStep<Sizes::kTaps> conv_key;
+  float key_bias = 0;
   const int decay_at = kPerChannel ? place.head * p.key_dim + place.row : place.head;
   const bool has_decay = !kPerChannel || place.has_row;
   float dt_bias = 0;
   if (place.has_row) {
-    conv_q.Load(p.conv_weight, ring, d_conv, channels, q_channel, run.position);
-    conv_k.Load(p.conv_weight, ring, d_conv, channels, k_channel, run.position);
-    if (p.conv_bias != nullptr) q_bias = p.conv_bias[q_channel], k_bias = p.conv_bias[k_channel];
+    conv_key.Load(p.conv_weight, ring, d_conv, channels, key_channel, run.position);
+    if (p.conv_bias != nullptr) key_bias = p.conv_bias[key_channel];
   }
   if (has_decay) dt_bias = p.dt_bias[decay_at];
   const float a = p.a[place.head];
@@ -354,8 +359,7 @@ __global__ void __launch_bounds__(Compiled<kWarps>::kThreads, 512 / Compiled<kWa
 
   PdlWait();
   PdlTrigger();
-  const float q_input = place.has_row ? inputs[q_channel] : 0.0f;
-  const float k_input = place.has_row ? inputs[k_channel] : 0.0f;
+  const float key_input = place.has_row ? inputs[key_channel] : 0.0f;
   const float decay_input = has_decay ? *decays : 0.0f;
   const float beta_input = *betas;
   float gate = 0;
@@ -363,17 +367,16 @@ __global__ void __launch_bounds__(Compiled<kWarps>::kThreads, 512 / Compiled<kWa
   OfWarp& mine = of_warps[place.warp];
   float v_input = 0;
   if (brings_v && HasColumn<kWarps>(p, part, place.lane)) v_input = inputs[v_channel];
-  mine.q[place.lane] = place.has_row ? Silu(conv_q.Apply(q_bias, q_input, d_conv)) : 0.0f;
-  mine.k[place.lane] = place.has_row ? Silu(conv_k.Apply(k_bias, k_input, d_conv)) : 0.0f;
-  const float decay = has_decay ? Decay(a, decay_input + dt_bias) : 0.0f;
-  if (kPerChannel) mine.decay[place.lane] = decay;
-  if (writes_keys && place.has_row) {
-    newest[q_channel] = q_input;
-    newest[k_channel] = k_input;
-  }
+  mine.q_and_k[place.lane] =
+      place.has_row ? Silu<kExact>(conv_key.Apply(key_bias, key_input, d_conv)) : 0.0f;
+  const float decay = has_decay ? Decay<kExact>(a, decay_input + dt_bias) : 0.0f;
+  if (kPerChannel && place.lane < kWarpRows) mine.decay[place.lane] = decay;
+  if (writes_keys && place.has_row) newest[key_channel] = key_input;
   __syncwarp();
   const int of_rows = place.lane / 8 * kRows;
-  const float beta = __fmul_rn(p.beta_scale, Sigmoid(beta_input));
+  const float* q_rows = mine.q_and_k + of_rows;
+  const float* k_rows = q_rows + kWarpRows;
+  const float beta = __fmul_rn(p.beta_scale, Sigmoid<kExact>(beta_input));
   const int parts = (p.value_dim + kPart - 1) / kPart;
   float y = 0;
   float total = 0;
@@ -381,11 +384,11 @@ __global__ void __launch_bounds__(Compiled<kWarps>::kThreads, 512 / Compiled<kWa
   while (true) {
     if (brings_v) {
       const bool has_v = HasColumn<kWarps>(p, part, place.lane);
-      values[place.lane] = has_v ? Silu(conv_v.Apply(v_bias, v_input, d_conv)) : 0.0f;
+      values[place.lane] = has_v ? Silu<kExact>(conv_v.Apply(v_bias, v_input, d_conv)) : 0.0f;
       if (d_conv > 1 && has_v) newest[v_channel] = v_input;
     }
-    PutSums<kPerChannel>(state, mine.q + of_rows, mine.k + of_rows, mine.decay + of_rows, decay,
-                         place.lane, sums[place.warp]);
+    PutSums<kPerChannel>(state, q_rows, k_rows, mine.decay + of_rows, decay, place.lane,
+                         sums[place.warp]);
     __syncthreads();
     const Token<kWarps> token(p, sums, place, beta);
     if (is_first) {
@@ -399,7 +402,7 @@ __global__ void __launch_bounds__(Compiled<kWarps>::kThreads, 512 / Compiled<kWa
       }
     }
     if (!kWhole) ClusterArrive();
-    token.Update(state, place, mine.k + of_rows, values);
+    token.Update(state, place, k_rows, values);
     StoreState<kWarps>(state, states, p, place, HasColumn<kWarps>(p, part, place.column));
     if (!kWhole || ++part == parts) break;
     load_part();
@@ -409,8 +412,8 @@ __global__ void __launch_bounds__(Compiled<kWarps>::kThreads, 512 / Compiled<kWa
   if (kWhole) {
     if (!is_first) return;
     for (int column = place.lane; column < p.value_dim; column += 32) {
-      StoreOutput(p, row, place.head * p.value_dim + column, answers[column], total,
-                  p.norm_weight[column], gates[column]);
+      StoreOutput<kExact>(p, row, place.head * p.value_dim + column, answers[column], total,
+                          p.norm_weight[column], gates[column]);
     }
     return;
   }
@@ -418,7 +421,8 @@ __global__ void __launch_bounds__(Compiled<kWarps>::kThreads, 512 / Compiled<kWa
   if (!has_answer) return;
 #pragma unroll 1
   for (int i = 0; i < parts; ++i) total += squares[i].x;
-  StoreOutput(p, row, place.head * p.value_dim + part * kPart + place.lane, y, total, weight, gate);
+  StoreOutput<kExact>(p, row, place.head * p.value_dim + part * kPart + place.lane, y, total,
+                      weight, gate);
 }
 
 // The dynamic shared memory of the scan kernel: kScanTokens tokens, and sums of two.
@@ -478,13 +482,15 @@ __global__ void __launch_bounds__(kMostThreads)
         shared.k[i * rows + n] = inside ? qkv[p.keys() + channel] : 0.0f;
         if (kPerChannel) {
           const int at = place.head * p.key_dim + n;
-          shared.decay[i * rows + n] = inside ? Decay(a, decays[at] + p.dt_bias[at]) : 0.0f;
+          shared.decay[i * rows + n] = inside ? Decay<true>(a, decays[at] + p.dt_bias[at]) : 0.0f;
         }
       }
       shared.v[i * kPart + place.lane] = has_column ? qkv[2 * p.keys() + column] : 0.0f;
       if (place.lane == 0) {
-        shared.beta[i] = __fmul_rn(p.beta_scale, Sigmoid(p.beta[row * p.beta_stride + place.head]));
-        if (!kPerChannel) shared.decay[i] = Decay(a, decays[place.head] + p.dt_bias[place.head]);
+        shared.beta[i] =
+            __fmul_rn(p.beta_scale, Sigmoid<true>(p.beta[row * p.beta_stride + place.head]));
+        if (!kPerChannel)
+          shared.decay[i] = Decay<true>(a, decays[place.head] + p.dt_bias[place.head]);
       }
     }
     __syncthreads();
@@ -510,12 +516,12 @@ __global__ void __launch_bounds__(kMostThreads)
 }
 
 // After the scan: a warp norms and gates one head of one row.
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kNormWarps * 32)
     GatedDeltaNormKernel(const __grid_constant__ GatedDeltaParams p) {
   PdlWait();
   PdlTrigger();
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int head = static_cast<int>(blockIdx.x) * kMostWarps + static_cast<int>(threadIdx.x) / 32;
+  const int head = static_cast<int>(blockIdx.x) * kNormWarps + static_cast<int>(threadIdx.x) / 32;
   if (head >= p.value_heads) return;
   const long long row = blockIdx.y;
   const int first = head * p.value_dim;
@@ -534,7 +540,7 @@ __global__ void __launch_bounds__(kMostThreads)
   for (int i = 0; i < kMostParts; ++i) {
     const int column = i * kPart + lane;
     if (column >= p.value_dim) break;
-    StoreOutput(p, row, first + column, y[i], total, p.norm_weight[column], gates[column]);
+    StoreOutput<true>(p, row, first + column, y[i], total, p.norm_weight[column], gates[column]);
   }
 }
 
@@ -555,12 +561,12 @@ dim3 GridOf(const GatedDeltaParams& p, int blocks_per_head) {
           static_cast<unsigned>(p.run_count)};
 }
 
-template <int kWarps, bool kWhole>
+template <int kWarps, bool kExact, bool kWhole>
 void LaunchStep(const GatedDeltaParams& p, cudaStream_t stream) {
   const int blocks = kWhole ? 1 : PartsOf(p);
   LaunchClusters("the step kernel of the gated delta rule",
-                 p.decay_per_channel ? GatedDeltaStepKernel<kWarps, true, kWhole>
-                                     : GatedDeltaStepKernel<kWarps, false, kWhole>,
+                 p.decay_per_channel ? GatedDeltaStepKernel<kWarps, true, kExact, kWhole>
+                                     : GatedDeltaStepKernel<kWarps, false, kExact, kWhole>,
                  GridOf(p, blocks), dim3(static_cast<unsigned>(WarpsOf(p)) * 32),
                  dim3(static_cast<unsigned>(blocks)), 0, stream, p);
 }
@@ -574,11 +580,12 @@ void LaunchGatedDeltaStep(const GatedDeltaParams& params, cudaStream_t stream) {
          " taps, and this model's have ", params.d_conv, "; use --device cpu.");
   }
   if (params.whole_heads || (PartsOf(params) > 1 && !DeviceHasClusters())) {
-    return LaunchStep<0, true>(params, stream);
+    return LaunchStep<0, true, true>(params, stream);
   }
-  if (Fits(params, 4)) return LaunchStep<4, false>(params, stream);
-  if (Fits(params, 3)) return LaunchStep<3, false>(params, stream);
-  LaunchStep<0, false>(params, stream);
+  if (params.exact) return LaunchStep<0, true, false>(params, stream);
+  if (Fits(params, 8)) return LaunchStep<8, false, false>(params, stream);
+  if (Fits(params, 6)) return LaunchStep<6, false, false>(params, stream);
+  LaunchStep<0, false, false>(params, stream);
 }
 
 void LaunchGatedDeltaScan(const GatedDeltaParams& params, cudaStream_t stream) {
@@ -589,9 +596,9 @@ void LaunchGatedDeltaScan(const GatedDeltaParams& params, cudaStream_t stream) {
          GridOf(params, PartsOf(params)), dim3(static_cast<unsigned>(warps) * 32),
          ScanShared::Bytes(warps), stream, params);
   Launch("the norm kernel of the gated delta rule", GatedDeltaNormKernel,
-         dim3(static_cast<unsigned>((params.value_heads + kMostWarps - 1) / kMostWarps),
+         dim3(static_cast<unsigned>((params.value_heads + kNormWarps - 1) / kNormWarps),
               static_cast<unsigned>(params.rows)),
-         dim3(kMostThreads), 0, stream, params);
+         dim3(kNormWarps * 32), 0, stream, params);
 }
 
 }  // namespace adder::cuda

@@ -50,7 +50,10 @@ struct GatedDeltaParams {
   const float* conv_weight = nullptr;  // [d_conv, conv_channels()], time-major
   const float* conv_bias = nullptr;    // null: none
   long long conv_offset = 0;
-  bool whole_heads = false;  // a block takes all of a head; changes no result
+  bool whole_heads = false;  // a block takes all of a head
+  // As accurate as f32 is, and bitwise what LaunchGatedDeltaScan gives; else with errors of a few
+  // roundings in exponentials, and faster.
+  bool exact = true;
 
   __host__ __device__ int keys() const { return key_heads * key_dim; }
   __host__ __device__ int conv_channels() const { return 2 * keys() + value_heads * value_dim; }
@@ -64,8 +67,8 @@ inline constexpr int kMostDeltaTaps = 8;
 // one kernel that reads and writes each state element once.
 void LaunchGatedDeltaStep(const GatedDeltaParams& params, cudaStream_t stream);
 
-// Any number of tokens per run, of what the convolution has made already. A token's result is
-// bitwise that of LaunchGatedDeltaStep.
+// Any number of tokens per run, of what the convolution has made already. A token's result does not
+// depend on how runs are cut.
 void LaunchGatedDeltaScan(const GatedDeltaParams& params, cudaStream_t stream);
 
 }  // namespace adder::cuda

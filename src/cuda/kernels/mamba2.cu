@@ -39,6 +39,7 @@ constexpr int kMaxTaps = 8;
 constexpr int kScanTokens = 16;
 static_assert(kWarpRows == 32, "a lane convolves one row of B and C");
 
+__device__ __forceinline__ float Silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 __device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 struct StepSize {
