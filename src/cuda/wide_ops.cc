@@ -74,7 +74,7 @@ bool WideOps::Support(const Program& program) {
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       LinearOp ungated = *linear;
       ungated.row_gate = kNoId;
-      if (NeedsFinish(ungated)) return false;
+      if (NeedsRule(ungated)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
       // Norms read groups four values at a time.
       if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
@@ -83,7 +83,7 @@ bool WideOps::Support(const Program& program) {
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       if (!router->routing.plain() || router->experts > kMostGroupedExperts) return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      if (NeedsFinish(*gate_up) || gate_up->intermediate % 8 != 0) return false;
+      if (NeedsRule(*gate_up) || gate_up->intermediate % 8 != 0) return false;
     }
   }
   return true;

@@ -52,6 +52,10 @@ struct AttentionParams {
   HeadNorm q_norm;
   HeadNorm k_norm;
   bool norm_after_rotation = false;  // needs parts of whole heads
+
+  // Of LaunchAttentionStep: the launch just before makes nothing that this one reads, and triggers
+  // behind its PdlWait. Both then run side by side.
+  bool beside_previous = false;
 };
 
 inline constexpr int kMaxAttentionHeadDim = 256;

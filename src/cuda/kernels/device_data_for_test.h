@@ -21,6 +21,8 @@ class DeviceArray {
   }
   explicit DeviceArray(size_t zeros) : memory_(zeros * sizeof(T)), size_(zeros) {
     Check(cudaMemset(memory_.data(), 0, memory_.bytes()), "cudaMemset");
+    // Streams of tests do not wait for it.
+    Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   T* data() const { return memory_.as<T>(); }
   size_t size() const { return size_; }

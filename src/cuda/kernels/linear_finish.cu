@@ -1,6 +1,7 @@
 // A thread per result; a block owns results of one row.
 #include <cuda_bf16.h>
 
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_finish.h"
 
@@ -8,26 +9,6 @@ namespace adder::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-__device__ __forceinline__ float Activate(Activation activation, float x) {
-  switch (activation) {
-    case Activation::kSilu:
-      return x / (1.0f + expf(-x));
-    case Activation::kGelu:
-      return 0.5f * x * erfcf(-0.707106781f * x);
-    case Activation::kGeluTanh:
-      return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x)));
-    case Activation::kRelu2:
-      return x > 0 ? x * x : 0.0f;
-    case Activation::kSigmoid:
-      return Sigmoid(x);
-    case Activation::kTanh:
-      return tanhf(x);
-  }
-  return x;
-}
 
 __global__ void __launch_bounds__(kThreads) FinishKernel(const __grid_constant__ FinishParams p) {
   PdlWait();
