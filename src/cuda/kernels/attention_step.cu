@@ -8,7 +8,7 @@
 // and heads, every one takes every so-manieth tile and keeps an online softmax. Teams merge through
 // shared memory; the blocks of a cluster push their results into the first one's shared memory. For
 // long contexts there are several such units of one cluster each, which leave their results in
-// scratch memory, and the last to arrive adds them up.
+// scratch memory, and the last to arrive adds them up; short ones one block does alone.
 //
 // With lane = 4 g + t, mma.m16n8k16 is used as follows. Matrix dimensions may come in any order as
 // long as both operands agree, so every operand is what one lane loads as 16 contiguous bytes.
@@ -39,6 +39,7 @@ constexpr int kTeams = 4;
 constexpr int kMostHeads = 7;
 constexpr int kTile = 16;  // positions
 constexpr int kMostClusterShift = 3;
+constexpr int kAlone = 128;     // positions up to which one block works alone
 constexpr int kBlockShift = 8;  // logarithm of a block's positions before there are more units
 // To keep a device busy; of blocks in clusters fewer are resident at once.
 constexpr int kEnoughBlocks = 528;
@@ -145,15 +146,16 @@ struct Spread {
 };
 
 // Floats of dynamic shared memory: rotations, results of teams (in their place before: exchanged
-// scores) and, with clusters, of blocks; then, if there are any norms, the weights of those of q
-// and of k.
+// scores) and, with clusters, of blocks; then, if there are any norms, the weights for each
+// query head and for the key.
 __host__ __device__ int TeamFloats(int heads, int head_dim, bool pairs) {
   const int results = kTeams * heads * (head_dim + 2);
   return pairs && results < kExchangeFloats ? kExchangeFloats : results;
 }
 int SharedFloats(int heads, int head_dim, int cluster, bool normed, bool pairs) {
   const int of_blocks = cluster > 1 ? cluster * heads * (head_dim + 2) : 0;
-  return head_dim + TeamFloats(heads, head_dim, pairs) + of_blocks + (normed ? 2 * head_dim : 0);
+  return head_dim + TeamFloats(heads, head_dim, pairs) + of_blocks +
+         (normed ? (heads + 1) * head_dim : 0);
 }
 
 // kChunks: what a warp has of head_dim, in units of 64, rounded up. kTeam: warps of a team.
@@ -178,7 +180,9 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
   const int heads = min(spread.heads, spread.group - first_in_group);
   const int first_head = kv_head * spread.group + first_in_group;
   const SequenceRun run = p.runs[blockIdx.z];
-  const int cluster = 1 << spread.cluster_shift;
+  const bool alone = run.position < kAlone;
+  if (alone && blockIdx.x > 0) return;
+  const int cluster = alone ? 1 : 1 << spread.cluster_shift;
   const int unit = static_cast<int>(blockIdx.x) >> spread.cluster_shift;
   const int rank = static_cast<int>(blockIdx.x) & (cluster - 1);
   const int units = min(static_cast<int>(gridDim.x) >> spread.cluster_shift,
@@ -191,10 +195,10 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
   const int stride = head_dim + 2;  // of a head's result
   float* of_blocks = of_teams + TeamFloats(spread.heads, head_dim, kTeam > 1);
   float* norm_weights =
-      of_blocks + (spread.cluster_shift > 0 ? cluster * spread.heads * stride : 0);
+      of_blocks + (spread.cluster_shift > 0 ? (spread.heads << spread.cluster_shift) * stride : 0);
 
   const int last_tile = run.position >> 4;
-  const int tile_step = (units << spread.cluster_shift) * kTeams;
+  const int tile_step = (alone ? 1 : units << spread.cluster_shift) * kTeams;
   const long long to_values = static_cast<long long>(p.kv_heads) * p.page_positions * head_dim;
   // Keys of the KV head from a tile's first position on; a tile lies in one page.
   const auto keys_of = [&](int tile) {
@@ -242,10 +246,11 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
     rotations[pair] = Rotation(p, run.position, pair);
   }
   if constexpr (kNormed) {
-    for (int i = static_cast<int>(threadIdx.x); i < 2 * head_dim; i += kThreads) {
-      const bool of_key = i >= head_dim;
-      const float* weight = of_key ? p.k_norm.weight : p.q_norm.weight;
-      norm_weights[i] = weight == nullptr ? 1.0f : weight[of_key ? i - head_dim : i];
+    for (int i = static_cast<int>(threadIdx.x); i < (heads + 1) * head_dim; i += kThreads) {
+      const bool of_key = i >= heads * head_dim;
+      const HeadNorm& norm = of_key ? p.k_norm : p.q_norm;
+      const int at = of_key ? i + (kv_head - heads) * head_dim : i + first_head * head_dim;
+      norm_weights[i] = norm.weight == nullptr ? 1.0f : norm.weight[at % norm.size];
     }
   }
   // Row g: a query head, the key, or nothing.
@@ -285,7 +290,7 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
     const float4 high = *reinterpret_cast<const float4*>(own_value + 64 * c + 4);
     own_v[c] = {Pack(low.x, low.y), Pack(low.z, low.w), Pack(high.x, high.y), Pack(high.z, high.w)};
   }
-  const float* norm_weight = norm_weights + (g < heads ? 0 : head_dim);
+  const float* norm_weight = norm_weights + min(g, heads) * head_dim;
   if constexpr (kNormed) {
     const HeadNorm& norm = g < heads ? p.q_norm : p.k_norm;
     float squares = 0;
@@ -568,7 +573,7 @@ bool TakesAttentionStep(const AttentionParams& p) {
 
 bool NormsWholeHeads(const AttentionParams& p) {
   const auto whole = [&](const HeadNorm& norm) {
-    return norm.weight == nullptr || (norm.size == p.head_dim && norm.part == p.head_dim);
+    return norm.weight == nullptr || norm.part == p.head_dim;
   };
   return whole(p.q_norm) && whole(p.k_norm);
 }

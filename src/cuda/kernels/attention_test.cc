@@ -17,7 +17,7 @@ namespace {
 
 // Of q and k: over each head, over all heads, over each half of all k heads (and all q heads), over
 // k's heads alone, and after the rotation.
-enum class Norms { kNone, kHeads, kAll, kHalves, kKeys, kHeadsAfter, kKeysAfter };
+enum class Norms { kNone, kHeads, kEachHead, kAll, kHalves, kKeys, kHeadsAfter, kKeysAfter };
 
 struct Sizes {
   int heads;
@@ -82,6 +82,8 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
       case Norms::kHeads:
       case Norms::kHeadsAfter:
         return {nullptr, s.head_dim, s.head_dim, 1e-3f};
+      case Norms::kEachHead:
+        return {nullptr, all, s.head_dim, 1e-3f};
       case Norms::kAll:
         return {nullptr, all, all, 1e-3f};
       case Norms::kHalves:
@@ -302,24 +304,21 @@ TEST_P(AttentionKernels, StepMatchesTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, AttentionKernels,
-                         testing::Values(Sizes{12, 4, 64, 0, true}, Sizes{32, 8, 64, 64, true},
-                                         Sizes{4, 4, 64, 32, true}, Sizes{14, 2, 64, 64, true},
-                                         Sizes{16, 2, 128, 128, true}, Sizes{4, 2, 80, 80, true},
-                                         Sizes{6, 2, 24, 16, true}, Sizes{4, 1, 256, 64, true},
-                                         Sizes{4, 2, 8, 8, true}, Sizes{12, 4, 64, 64, false},
-                                         Sizes{6, 2, 24, 16, false},
-                                         Sizes{8, 2, 64, 64, true, Norms::kHeads},
-                                         Sizes{6, 2, 24, 16, true, Norms::kAll},
-                                         Sizes{6, 2, 24, 16, false, Norms::kHalves},
-                                         Sizes{4, 2, 80, 80, true, Norms::kKeys},
-                                         Sizes{4, 2, 128, 64, true, Norms::kHeadsAfter},
-                                         Sizes{6, 3, 24, 16, false, Norms::kHeadsAfter},
-                                         Sizes{4, 2, 40, 32, true, Norms::kKeysAfter},
-                                         Sizes{4, 1, 256, 64, false, Norms::kHeads},
-                                         Sizes{8, 2, 256, 64, true, Norms::kHeads, true},
-                                         Sizes{14, 2, 64, 64, true, Norms::kNone, true},
-                                         Sizes{6, 2, 24, 16, false, Norms::kHeads, true}));
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, AttentionKernels,
+    testing::Values(
+        Sizes{12, 4, 64, 0, true}, Sizes{32, 8, 64, 64, true}, Sizes{4, 4, 64, 32, true},
+        Sizes{14, 2, 64, 64, true}, Sizes{16, 2, 128, 128, true}, Sizes{4, 2, 80, 80, true},
+        Sizes{6, 2, 24, 16, true}, Sizes{4, 1, 256, 64, true}, Sizes{4, 2, 8, 8, true},
+        Sizes{12, 4, 64, 64, false}, Sizes{6, 2, 24, 16, false},
+        Sizes{8, 2, 64, 64, true, Norms::kHeads}, Sizes{16, 1, 128, 64, true, Norms::kEachHead},
+        Sizes{6, 2, 24, 16, true, Norms::kAll}, Sizes{6, 2, 24, 16, false, Norms::kHalves},
+        Sizes{4, 2, 80, 80, true, Norms::kKeys}, Sizes{4, 2, 128, 64, true, Norms::kHeadsAfter},
+        Sizes{6, 3, 24, 16, false, Norms::kHeadsAfter},
+        Sizes{4, 2, 40, 32, true, Norms::kKeysAfter}, Sizes{4, 1, 256, 64, false, Norms::kHeads},
+        Sizes{8, 2, 256, 64, true, Norms::kHeads, true},
+        Sizes{14, 2, 64, 64, true, Norms::kNone, true},
+        Sizes{6, 2, 24, 16, false, Norms::kHeads, true}));
 
 }  // namespace
 }  // namespace adder::cuda
