@@ -64,6 +64,8 @@ bool WideOps::Support(const Program& program) {
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
       const GatedDelta& m = delta->mixer;
       if (!GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) return false;
+      // Gates are read two at a time.
+      if (!m.gate_proj && (m.in_proj_rows() - m.values()) % 2 != 0) return false;
     } else if (const auto* conv = std::get_if<CausalConvOp>(&op.body)) {
       if (!ConvPiecesSupport(ConvSizes(*conv))) return false;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {

@@ -10,7 +10,8 @@
 namespace adder::cuda {
 
 struct GatedDeltaChunkParams {
-  GatedDeltaParams mixer;                    // `qkv`, `output` and the convolution are not used
+  // `qkv`, `output` and the convolution are not used. Rows of the gate begin on 8-byte boundaries.
+  GatedDeltaParams mixer;
   const __nv_bfloat16* convolved = nullptr;  // [rows, convolved_stride]: q | k | v
   int convolved_stride = 0;                  // a multiple of 8
   __nv_bfloat16* output = nullptr;           // [rows, output_stride]: normed and gated

@@ -216,8 +216,8 @@ TEST_F(GatedDeltaChunksTest, RaggedRuns) {
   Compare(
       {"ragged", 2, 4, 128, 128, false, {{1, 3}, {129, 0}, {2, 1}, {64, 77}, {300, 9}, {65, 0}}});
   Compare({"ragged, per channel",
-           3,
-           3,
+           2,
+           4,
            128,
            128,
            true,
