@@ -78,9 +78,7 @@ void WideSlices::Compare(const std::vector<Feeds>& feeds, LogitsRows rows) {
     }
   }
   const double mean = sum / static_cast<double>(count);
-  EXPECT_LE(worst, experts      ? kExpertsTolerance
-                   : selections ? kSelectionTolerance
-                                : kTolerance);
+  EXPECT_LE(worst, experts ? kExpertsTolerance : selections ? kSelectionTolerance : kTolerance);
   EXPECT_LE(mean, experts      ? kExpertsMeanTolerance
                   : selections ? kSelectionMeanTolerance
                                : kMeanTolerance);

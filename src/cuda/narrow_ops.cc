@@ -353,12 +353,18 @@ void NarrowOps::Launch(const NormAddOp& op) {
   LaunchRmsNorm(norm, stream_.get());
 }
 
-void NarrowOps::Launch(const CausalConvOp& op) {
+// All but the rounded output.
+CausalConvParams NarrowOps::ConvOf(const CausalConvOp& op) const {
   CausalConvParams params = ConvParams(op, weights_, state_, slice_);
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
+  return params;
+}
+
+void NarrowOps::Launch(const CausalConvOp& op) {
+  CausalConvParams params = ConvOf(op);
   params.rounded_output = RoundedOutput(op.output);
   params.rounded_output_stride = RoundedStride(op.output);
   LaunchCausalConv(params, slice_.most_tokens, stream_.get());

@@ -9,6 +9,7 @@
 #include "cuda/device_memory.h"
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
+#include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/rms_norm.h"
@@ -59,6 +60,7 @@ class NarrowOps {
   void FindJoined();
   void LaunchPair(size_t index);
   void LaunchAdditions(size_t index);
+  void LaunchConvolved(size_t index);
   void MarkWritten(BufferId id) { rounded_fresh_[static_cast<size_t>(id)] = false; }
 
   LinearShape Shape() const;
@@ -67,6 +69,7 @@ class NarrowOps {
   void LaunchLinearOp(const LinearOp& op, int tokens, const float* input, const int* input_rows);
   void LaunchSteps(const Linear& linear, const std::optional<RmsNorm>& norm, const float* input,
                    int input_stride);
+  CausalConvParams ConvOf(const CausalConvOp& op) const;
   RouteParams RouteOf(const RouterOp& op) const;
   void SetEpilogue(const LinearOp& op, LinearParams& params) const;
   FinishParams FinishOf(BufferId output, int rows, int product_rows, int parts);

@@ -16,8 +16,9 @@ void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
   const bool joins = slice.rows == 1;
   if (joins && joined_[index].is_second) return;
   if (joins && joined_[index].second != 0) {
-    const auto& op = std::get<LinearOp>(program_.ops[index].body);
-    return op.epilogue == Epilogue::kAdd ? LaunchAdditions(index) : LaunchPair(index);
+    const auto* op = std::get_if<LinearOp>(&program_.ops[index].body);
+    if (op == nullptr) return LaunchConvolved(index);
+    return op->epilogue == Epilogue::kAdd ? LaunchAdditions(index) : LaunchPair(index);
   }
   shared_expert_ = SharedExpertOf(index);
   if (index > 0 && JoinsGates(index - 1)) {
@@ -87,7 +88,8 @@ void NarrowOps::ShareLaunch(ExpertParams& params) const {
 }
 
 // Finds what single tokens' steps launch together: pairs of projections of the same activations,
-// between which is at most a scan of the first one's rows, and pairs of additions to the same rows.
+// between which is at most a scan of the first one's rows; convolutions and the projection behind
+// them; and pairs of additions to the same rows.
 // For the latter, the launch adds up experts of which the first op is the only routed one; its
 // weight makes up for the difference of the two ops' factors.
 void NarrowOps::FindJoined() {
@@ -102,6 +104,16 @@ void NarrowOps::FindJoined() {
     return op == nullptr || op->logits_rows_only || NeedsFinish(*op) ? nullptr : op;
   };
   for (size_t i = 0; i < program_.ops.size(); ++i) {
+    if (const auto* conv = std::get_if<CausalConvOp>(&program_.ops[i].body)) {
+      const LinearOp* reader = linear(i + 1);
+      if (reader != nullptr && reader->epilogue == Epilogue::kAdd && !reader->norm &&
+          reader->input == conv->output && reader->linear.bias == kNoId && !NeedsRule(*reader) &&
+          CanConvolve(weights_.matrix(reader->linear.weight), ConvOf(*conv), Shape())) {
+        joined_[i].second = i + 1;
+        joined_[i + 1].is_second = true;
+      }
+      continue;
+    }
     const LinearOp* first = linear(i);
     if (first == nullptr) continue;
     const PackedMatrix& matrix = weights_.matrix(first->linear.weight);
@@ -160,6 +172,20 @@ void NarrowOps::LaunchPair(size_t index) {
     MarkWritten(op.output);
   }
   LaunchLinearPair(params[0], params[1], Shape(), stream_.get());
+}
+
+// A convolution with the projection of its result.
+void NarrowOps::LaunchConvolved(size_t index) {
+  const NvtxRange range(program_.ops[index].name);
+  const auto& conv = std::get<CausalConvOp>(program_.ops[index].body);
+  const auto& op = std::get<LinearOp>(program_.ops[index + 1].body);
+  LinearParams params = Params(op.input, std::nullopt, slice_.rows);
+  params.matrix = weights_.matrix(op.linear.weight);
+  SetEpilogue(op, params);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  MarkWritten(op.output);
+  LaunchConvolvedLinear(params, ConvOf(conv), Shape(), stream_.get());
 }
 
 float NarrowOps::FactorOf(const LinearOp& op) { return op.scale * UniformFactor(op.linear); }

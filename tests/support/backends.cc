@@ -58,9 +58,8 @@ namespace {
 
 template <class... Bodies>
 bool HasAny(const Program& program) {
-  return std::any_of(program.ops.begin(), program.ops.end(), [](const Op& op) {
-    return (std::holds_alternative<Bodies>(op.body) || ...);
-  });
+  return std::any_of(program.ops.begin(), program.ops.end(),
+                     [](const Op& op) { return (std::holds_alternative<Bodies>(op.body) || ...); });
 }
 
 }  // namespace

@@ -64,17 +64,15 @@ void Mamba2SelectedKernels::Check(const Sizes& s) {
                            selected = rows(p.selected_stride), slots = rows(slot),
                            dt_bias = per_head(1, 0), a = per_head(1.5f, -1.6f), d = per_head(1, 0),
                            offset = per_head(1, 0.5f);
-  const std::vector<float> dt_rows =
-      numbers.Vector(static_cast<size_t>(s.heads * s.dt_rank), 0.3f);
+  const std::vector<float> dt_rows = numbers.Vector(static_cast<size_t>(s.heads * s.dt_rank), 0.3f);
   const int sizes[] = {states, states, s.dt_rank};
   std::vector<float> weights[3];
   for (int i = 0; i < 3; ++i) {
     weights[i] = numbers.Vector(static_cast<size_t>(sizes[i]), 0.5f, 1);
   }
   const DeviceArray<float> device_x(x), device_projected(projected), device_selected(selected),
-      device_slots(slots), device_dt_bias(dt_bias), device_a(a), device_d(d),
-      device_offset(offset), device_rows(dt_rows), b_weight(weights[0]), c_weight(weights[1]),
-      dt_weight(weights[2]);
+      device_slots(slots), device_dt_bias(dt_bias), device_a(a), device_d(d), device_offset(offset),
+      device_rows(dt_rows), b_weight(weights[0]), c_weight(weights[1]), dt_weight(weights[2]);
   const DeviceArray<float> output(static_cast<size_t>(kRows * scan.output_stride));
   const DeviceArray<uint16_t> rounded(static_cast<size_t>(kRows * scan.rounded_output_stride));
   std::vector<SequenceRun> runs;
@@ -135,7 +133,8 @@ void Mamba2SelectedKernels::Check(const Sizes& s) {
         for (int n = 0; n < s.d_state; ++n) {
           double& state = expected_slots[static_cast<size_t>(
               i * slot + 64 + (head * s.d_state + n) * s.head_dim + channel)];
-          state = std::exp(dt * a[h]) * state + dt * parts[0][static_cast<size_t>(first + n)] * of_x;
+          state =
+              std::exp(dt * a[h]) * state + dt * parts[0][static_cast<size_t>(first + n)] * of_x;
           y += parts[1][static_cast<size_t>(first + n)] * state;
         }
         const double z = projected[static_cast<size_t>(row * scan.projected_stride + at)];

@@ -22,6 +22,7 @@
 // expert's input, begin on 16-byte boundaries.
 #pragma once
 
+#include "cuda/kernels/conv_step.cuh"
 #include "cuda/kernels/expert_choice.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
@@ -46,6 +47,9 @@ enum class Walk {
   kStream,  // all of many tiles, through a ring
 };
 
+// Taps of the convolution of kConvolved.
+constexpr int kConvolvedTaps = 3;
+
 struct MatvecParams {
   LinearParams linear;
   const float* routing;
@@ -61,7 +65,8 @@ struct MatvecParams {
   const float* second_bias;
   const float* second_factors;
   float second_scale;
-  RouteParams route;  // of kRouteByRule
+  RouteParams route;      // of kRouteByRule
+  CausalConvParams conv;  // of kConvolved
   PackedMatrix router;
   const float* router_bias;
   float* chosen;
@@ -89,6 +94,40 @@ __device__ __forceinline__ int Quotient(int value, int reciprocal) {
   return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
 }
 
+// Two neighbouring channels of a convolution with gates. Load is for what earlier steps wrote.
+struct ConvolvedPair {
+  ConvStep<kConvolvedTaps> first;
+  ConvStep<kConvolvedTaps> second;
+  float2 bias;
+
+  __device__ __forceinline__ void Load(const CausalConvParams& p, const SequenceRun& run,
+                                       int channel) {
+    bias = make_float2(0, 0);
+    if (channel >= p.channels) return;
+    const float* ring = run.recurrent + p.conv_offset;
+    first.Load(p.weight, ring, kConvolvedTaps, p.channels, channel, run.position);
+    second.Load(p.weight, ring, kConvolvedTaps, p.channels, channel + 1, run.position);
+    if (p.bias != nullptr) bias = *reinterpret_cast<const float2*>(p.bias + channel);
+  }
+  // Their results; `writes`: puts the newest inputs into the window.
+  __device__ __forceinline__ float2 Apply(const CausalConvParams& p, const SequenceRun& run,
+                                          int channel, bool writes) const {
+    if (channel >= p.channels) return make_float2(0, 0);
+    const float* row = p.input + static_cast<long long>(run.row) * p.input_stride + channel;
+    const float2 x = *reinterpret_cast<const float2*>(row + p.x);
+    const float2 before = *reinterpret_cast<const float2*>(row + p.gate_before);
+    const float2 after = *reinterpret_cast<const float2*>(row + p.gate_after);
+    const float2 newest = make_float2(x.x * before.x, x.y * before.y);
+    if (writes) {
+      float* ring = run.recurrent + p.conv_offset;
+      *reinterpret_cast<float2*>(ring + run.position % kConvolvedTaps * p.channels + channel) =
+          newest;
+    }
+    return make_float2(after.x * first.Apply(bias.x, newest.x, kConvolvedTaps),
+                       after.y * second.Apply(bias.y, newest.y, kConvolvedTaps));
+  }
+};
+
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
                                   F == WeightFormat::kF16 || F == WeightFormat::kF32 ||
@@ -101,7 +140,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr int kChunks = Span::kChunks;
   constexpr int kSpanCols = kChunks * kChunkCols;
   constexpr bool kStream = kWalk == Walk::kStream;
-  constexpr bool kNormalizes = kExperts != Experts::kDown;
+  constexpr bool kConvolves = kExperts == Experts::kConvolved;
+  constexpr bool kNormalizes = kExperts != Experts::kDown && !kConvolves;
   constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
   constexpr bool kPair = kExperts == Experts::kPair;
   constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes || kPair;
@@ -255,6 +295,17 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   float row_factor = 1;
   if (kRule && finishes && row_factors != nullptr) row_factor = row_factors[row];
 
+  ConvolvedPair window[2];
+  SequenceRun run = {};
+  if constexpr (kConvolves) run = params.conv.runs[0];
+  const auto load_window = [&](int col) {
+    if constexpr (kConvolves) {
+      window[0].Load(params.conv, run, col);
+      window[1].Load(params.conv, run, col + kSecond);
+    }
+  };
+  if (prepares) load_window(first_col);
+
   if (params.triggers_early) PdlTrigger();
   PdlWait();
   if (!params.triggers_early && (!kRoutes || is_shared)) PdlTrigger();
@@ -281,6 +332,10 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
                                    : none;
         const float weight = of_shared ? 1.0f : routing[choice];
         x.x *= weight, x.y *= weight, y.x *= weight, y.y *= weight;
+      } else if constexpr (kConvolves) {
+        const bool writes = blockIdx.x == 0;
+        x = window[0].Apply(params.conv, run, col, writes);
+        y = window[1].Apply(params.conv, run, col + kSecond, writes);
       } else {
         x = load_pair(input, col, 0);
         y = load_pair(input, col + kSecond, 0);
@@ -293,6 +348,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     for (int col = first_col;;) {
       float2 next_x;
       float2 next_y;
+      load_window(col + step);
       load_input(col + step, next_x, next_y);
       if constexpr (kNormalizes) {
         x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;

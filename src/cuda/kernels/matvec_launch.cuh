@@ -132,7 +132,8 @@ struct Launcher {
 template <Experts kExperts, LinearEpilogue kEpilogue>
 void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
                     const LinearShape& shape, cudaStream_t stream,
-                    const LinearParams* second = nullptr, const RouteParams* route = nullptr) {
+                    const LinearParams* second = nullptr, const RouteParams* route = nullptr,
+                    const CausalConvParams* conv = nullptr) {
   const PackedMatrix& m = linear.matrix;
   Launcher launcher = {};
   launcher.params.linear = linear;
@@ -162,6 +163,7 @@ void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
     launcher.params.chosen = experts->chosen;
     launcher.grid_y = static_cast<unsigned>(linear.tokens);
   }
+  if (conv != nullptr) launcher.params.conv = *conv;
   if (route != nullptr) launcher.params.route = *route;
   if (second != nullptr) {
     launcher.params.top_k = 1;
