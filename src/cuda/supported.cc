@@ -119,7 +119,6 @@ struct Unsupported {
 bool NeedsFinish(const LinearOp& op) { return op.row_gate != kNoId; }
 
 bool NeedsRule(const LinearOp& op) {
-  if (NeedsFinish(op)) return false;
   switch (op.epilogue) {
     case Epilogue::kGated:
       return op.activation != Activation::kSilu || op.linear.scaled();

@@ -74,9 +74,7 @@ bool WideOps::Support(const Program& program) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      LinearOp ungated = *linear;
-      ungated.row_gate = kNoId;
-      if (NeedsRule(ungated)) return false;
+      if (NeedsRule(*linear)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
       // Norms read groups four values at a time.
       if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
