@@ -147,7 +147,8 @@ void NarrowOps::FindJoined() {
   FindGatedShared();
   std::vector<float> routing;
   const auto linear = [&](size_t index) -> const LinearOp* {
-    if (index >= program_.ops.size() || joined_[index].second != 0 || joined_[index].is_second) {
+    if (index >= program_.ops.size() || joined_[index].second != 0 || joined_[index].is_second ||
+        joined_[index].is_shared) {
       return nullptr;
     }
     const auto* op = std::get_if<LinearOp>(&program_.ops[index].body);

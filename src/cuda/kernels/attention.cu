@@ -21,7 +21,7 @@ namespace {
 
 __device__ __forceinline__ void StoreOutput(const AttentionParams& p, int row, int at,
                                             float value) {
-  if (p.output_gate) value *= OutputGate(p, row, at);
+  if (p.output_gate) value *= OutputGate<true>(p, row, at);
   p.output[static_cast<long long>(row) * p.output_stride + at] = value;
   if (p.rounded_output != nullptr) {
     p.rounded_output[static_cast<long long>(row) * p.rounded_output_stride + at] =

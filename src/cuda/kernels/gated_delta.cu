@@ -49,7 +49,11 @@ static_assert(kMostParts <= 8, "a head's blocks form a cluster");
 // kExact: as p.exact; with errors of a few roundings otherwise.
 template <bool kExact>
 __device__ __forceinline__ float Sigmoid(float x) {
-  return __fdividef(1.0f, 1.0f + (kExact ? expf(-x) : __expf(-x)));
+  return kExact ? 1.0f / (1.0f + expf(-x)) : __fdividef(1.0f, 1.0f + __expf(-x));
+}
+template <bool kExact>
+__device__ __forceinline__ float InverseRoot(float x) {
+  return kExact ? 1.0f / sqrtf(x) : rsqrtf(x);
 }
 template <bool kExact>
 __device__ __forceinline__ float Silu(float x) {
@@ -207,7 +211,7 @@ __device__ __forceinline__ void PutSums(float4 (&state)[kRows], const float* q_r
 }
 
 // What a token does, from the sums of all warps.
-template <int kWarps>
+template <int kWarps, bool kExact>
 struct Token {
   const Sums* sums;
   int warps;
@@ -225,8 +229,8 @@ struct Token {
       const float4 products = sums[w].products;
       all.x += products.x, all.y += products.y, all.z += products.z;
     }
-    key = rsqrtf(all.x + p.qk_eps);
-    query = __fmul_rn(p.query_scale, rsqrtf(all.y + p.qk_eps));
+    key = InverseRoot<kExact>(all.x + p.qk_eps);
+    query = __fmul_rn(p.query_scale, InverseRoot<kExact>(all.y + p.qk_eps));
     dot = all.z;
   }
   __device__ __forceinline__ float Change(float a, float v) const {
@@ -272,7 +276,7 @@ struct Token {
 template <bool kExact>
 __device__ __forceinline__ void StoreOutput(const GatedDeltaParams& p, long long row, int at,
                                             float y, float squares, float weight, float gate) {
-  const float factor = rsqrtf(__fdividef(squares, static_cast<float>(p.value_dim)) + p.norm_eps);
+  const float factor = InverseRoot<kExact>(squares / static_cast<float>(p.value_dim) + p.norm_eps);
   float activated = Sigmoid<kExact>(gate);
   if (!p.gate_sigmoid) activated = __fmul_rn(activated, gate);
   const float out = __fmul_rn(__fmul_rn(__fmul_rn(y, factor), weight), activated);
@@ -390,7 +394,7 @@ __global__ void __launch_bounds__(Compiled<kWarps>::kThreads, kWarps == 0 ? 1 : 
     PutSums<kPerChannel>(state, q_rows, k_rows, mine.decay + of_rows, decay, place.lane,
                          sums[place.warp]);
     __syncthreads();
-    const Token<kWarps> token(p, sums, place, beta);
+    const Token<kWarps, kExact> token(p, sums, place, beta);
     if (is_first) {
       y = HasColumn<kWarps>(p, part, place.lane) ? token.Answer(place, values) : 0.0f;
       const float of_part = WarpSum(__fmul_rn(y, y));
@@ -502,7 +506,7 @@ __global__ void __launch_bounds__(kMostThreads)
                            place.lane, sums[place.warp]);
       // Behind this barrier nobody reads the other sums any more.
       __syncthreads();
-      const Token<0> token(p, sums, place, shared.beta[i]);
+      const Token<0, true> token(p, sums, place, shared.beta[i]);
       const float* v = shared.v + i * kPart;
       token.Update(state, place, shared.k + at, v);
       if (i % place.warps == place.warp && has_column) {
