@@ -14,12 +14,18 @@ namespace {
 // Relative error of an op's output in the Euclidean norm. f32: sums of n terms err by about
 // sqrt(n) * 2^-24, 1e-6 at these sizes; a few layers amplify that a little. Measured: up to 1.4e-6.
 constexpr double kF32Tolerance = 1e-5;
+// Where heads are normed behind a state, small answers are magnified. Measured: up to 4.4e-6 on the
+// CPU, 1.7e-5 on CUDA.
+constexpr double kF32SelectionTolerance = 3e-5;
 // Fast: rounding activations to int8 errs by about 1% of a typical one in every matmul, and layers
 // add up; a short convolution multiplies three of them. Measured: up to 0.073, behind short
 // convolutions 0.17.
 constexpr double kFastTolerance = 0.25;
 
-double ToleranceOf(Backend backend) { return IsExact(backend) ? kF32Tolerance : kFastTolerance; }
+double ToleranceOf(Backend backend, const Program& program) {
+  if (!IsExact(backend)) return kFastTolerance;
+  return HasSelections(program) ? kF32SelectionTolerance : kF32Tolerance;
+}
 
 // How many choices of experts differ; 0 for an op that chooses none.
 int64_t OtherChoices(const Op& op, const std::vector<float>& found,
@@ -97,7 +103,7 @@ void OpDifference::Compare(int64_t chunk_tokens) {
       break;
     }
     worst = std::max(worst, difference);
-    EXPECT_LE(difference, ToleranceOf(backend)) << program.ops[i].name;
+    EXPECT_LE(difference, ToleranceOf(backend, program)) << program.ops[i].name;
   }
   RecordProperty("worst_op_difference", std::to_string(worst));
   std::cout << std::get<0>(GetParam()).name << " " << BackendName(backend)

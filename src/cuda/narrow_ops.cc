@@ -106,7 +106,6 @@ void NarrowOps::AllocateBuffers() {
   size_t partial = 0;
   size_t scores = 0;
   size_t normalized = 0;
-  size_t products = 0;
   size_t steps = 0;
   size_t counters = rows;
   for (const Op& op : program_.ops) {
@@ -129,17 +128,13 @@ void NarrowOps::AllocateBuffers() {
       if (linear->norm && linear->norm->groups > 1) {
         normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
       }
-      if (NeedsFinish(*linear)) {
-        const int matrix_rows = weights_.matrix(linear->linear.weight).rows;
-        products = std::max(products, rows * static_cast<size_t>(StrideOf(matrix_rows)));
-      }
     }
   }
-  for (size_t floats : {convolved, partial, scores, normalized, products, steps}) add(floats);
+  for (size_t floats : {convolved, partial, scores, normalized, steps}) add(floats);
   activations_ = DeviceMemory(total * sizeof(float));
   buffers_.clear();
   for (size_t offset : offsets) buffers_.push_back(activations_.as<float>() + offset);
-  float** const scratch[] = {&steps_, &products_, &normalized_, &scores_, &partial_, &convolved_};
+  float** const scratch[] = {&steps_, &normalized_, &scores_, &partial_, &convolved_};
   for (float** place : scratch) {
     *place = buffers_.back();
     buffers_.pop_back();
@@ -230,17 +225,12 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   params.input = input;
   params.matrix = weights_.matrix(op.linear.weight);
   params.input_rows = input_rows;
-  const bool finishes = NeedsFinish(op);
-  if (finishes) {
-    params.output = products_;
-    params.output_stride = StrideOf(params.matrix.rows);
-  } else {
-    SetEpilogue(op, params);
-    params.output = Values(op.output);
-    params.output_stride = Stride(op.output);
-    params.rounded_output = RoundedOutput(op.output);
-    params.rounded_output_stride = RoundedStride(op.output);
-  }
+  SetEpilogue(op, params);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  uint16_t* rounded = RoundedOutput(op.output);
+  params.rounded_output = NeedsFinish(op) ? nullptr : rounded;
+  params.rounded_output_stride = RoundedStride(op.output);
   LinearShape shape = Shape();
   if (op.norm && op.norm->groups > 1) {
     RmsNormParams norm = NormParams(*op.norm, op.input);
@@ -263,25 +253,18 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   params.rounded_input_stride = RoundedStride(op.input);
   shape.unpacked = tiled_weights_.Find(params.matrix, params.norm_weight);
   LaunchLinear(params, shape, stream_.get());
-  if (!finishes) return;
-  FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows, 1);
-  finish.input_scale = op.linear.input_scale;
-  finish.bias = weights_.vector(op.linear.bias);
-  int end = 0;
-  for (const RowScale& scale : op.linear.row_scales) {
-    end += Narrow(scale.rows);
-    finish.factor_ends[finish.factor_count] = end;
-    finish.factors[finish.factor_count++] = scale.factor;
-  }
-  finish.gated = op.epilogue == Epilogue::kGated;
-  finish.activates = op.epilogue == Epilogue::kActivate;
-  finish.activation = op.activation;
-  if (op.row_gate != kNoId) {
-    finish.row_gate = Values(op.row_gate);
-    finish.row_gate_stride = Stride(op.row_gate);
-  }
-  finish.scale = op.scale;
-  finish.adds = op.epilogue == Epilogue::kAdd;
+  if (!NeedsFinish(op)) return;
+  FinishParams finish;
+  finish.products = params.output;
+  finish.products_stride = params.output_stride;
+  finish.rows = tokens;
+  finish.width = Width(op.output);
+  finish.row_gate = Values(op.row_gate);
+  finish.row_gate_stride = Stride(op.row_gate);
+  finish.output = params.output;
+  finish.output_stride = params.output_stride;
+  finish.rounded_output = rounded;
+  finish.rounded_output_stride = params.rounded_output_stride;
   LaunchFinish(finish, stream_.get());
 }
 
@@ -302,21 +285,6 @@ void NarrowOps::SetEpilogue(const LinearOp& op, LinearParams& params) const {
                                                     : LinearEpilogue::kStore;
   params.bias = weights_.vector(op.linear.bias);
   params.scale = op.scale * UniformFactor(op.linear);
-}
-
-// What becomes of products_, which hold `parts` parts of `product_rows` rows of a matrix per token.
-FinishParams NarrowOps::FinishOf(BufferId output, int rows, int product_rows, int parts) {
-  FinishParams finish;
-  finish.products = products_;
-  finish.products_stride = StrideOf(product_rows * parts);
-  finish.rows = rows;
-  finish.parts = parts;
-  finish.width = Width(output) / parts;
-  finish.output = Values(output);
-  finish.output_stride = Stride(output);
-  finish.rounded_output = RoundedOutput(output);
-  finish.rounded_output_stride = RoundedStride(output);
-  return finish;
 }
 
 void NarrowOps::Launch(const Mamba2Op& op) {
@@ -360,7 +328,7 @@ void NarrowOps::Launch(const NormAddOp& op) {
 
 // All but the rounded output.
 CausalConvParams NarrowOps::ConvOf(const CausalConvOp& op) const {
-  CausalConvParams params = MixerParams(op, weights_, state_, slice_);
+  CausalConvParams params = ConvParams(op, weights_, state_, slice_);
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   params.output = Values(op.output);

@@ -54,11 +54,15 @@ class NarrowOps {
   uint16_t* RoundedOutput(BufferId id);
   const uint16_t* RoundedInput(BufferId id, const float* values, int rows, const int* input_rows);
 
+  static bool IsPlain(const LinearOp& op);
+  bool SharesGates(const ExpertGateUpOp& gate_up, const LinearOp& shared) const;
   const LinearOp* SharedExpertOf(size_t index) const;
   bool JoinsGates(size_t index) const;
+  bool JoinsMixer(size_t index) const;
   void ShareLaunch(ExpertParams& params) const;
   static float FactorOf(const LinearOp& op);
   void FindJoined();
+  void FindGatedShared();
   void LaunchPair(size_t index);
   void LaunchAdditions(size_t index);
   void LaunchConvolved(size_t index);
@@ -74,7 +78,6 @@ class NarrowOps {
   CausalConvParams ConvOf(const CausalConvOp& op) const;
   RouteParams RouteOf(const RouterOp& op) const;
   void SetEpilogue(const LinearOp& op, LinearParams& params) const;
-  FinishParams FinishOf(BufferId output, int rows, int product_rows, int parts);
   void Launch(const EmbedOp& op);
   void Launch(const LinearOp& op);
   void Launch(const NormAddOp& op);
@@ -82,6 +85,7 @@ class NarrowOps {
   void Launch(const Mamba2SelectedOp& op);
   void Launch(const Mamba1ScanOp& op);
   void Launch(const CausalConvOp& op);
+  void Launch(const GatedDeltaOp& op);
   void Launch(const AttentionOp& op);
   void Launch(const RouterOp& op);
   void Launch(const ExpertGateUpOp& op);
@@ -107,7 +111,6 @@ class NarrowOps {
   float* partial_ = nullptr;
   float* scores_ = nullptr;
   float* normalized_ = nullptr;
-  float* products_ = nullptr;     // before a pass of their own
   float* steps_ = nullptr;        // dt of a mixer that computes it from fewer numbers
   uint16_t* low_rank_ = nullptr;  // those, rounded
   DeviceMemory counters_;
@@ -119,14 +122,21 @@ class NarrowOps {
     size_t second = 0;
     bool is_second = false;
     size_t routing = 0;  // of additions: place in additions_
+    // Of an op of experts: that of the gated shared expert which its launch does too, up to
+    // kMostShared rows; 0: none.
+    size_t shared = 0;
+    bool is_shared = false;
+    BufferId shared_gate = kNoId;  // of `down`, which applies it
   };
   std::vector<Joined> joined_;  // per op
   DeviceMemory additions_;      // weight and number of only experts
 
-  Slice slice_;                              // what is being launched
-  const LinearOp* shared_expert_ = nullptr;  // that the op being launched takes in
-  const RouterOp* joined_router_ = nullptr;  // likewise
-  bool beside_previous_ = false;             // see Mamba2Params
+  Slice slice_;                                // what is being launched
+  const LinearOp* shared_expert_ = nullptr;    // that the op being launched takes in
+  BufferId shared_gate_ = kNoId;               // of shared_expert_, applied to its input
+  const RouterOp* joined_router_ = nullptr;    // likewise
+  const CausalConvOp* joined_conv_ = nullptr;  // likewise
+  bool beside_previous_ = false;               // see Mamba2Params
 };
 
 }  // namespace adder::cuda

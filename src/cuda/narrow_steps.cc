@@ -6,10 +6,21 @@
 #include "cuda/supported.h"
 
 namespace adder::cuda {
+namespace {
+
+// Rows of a step up to which launches of experts take in the shared one.
+constexpr int kMostShared = 8;
+
+}  // namespace
 
 void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
   slice_ = slice;
-  if ((index > 0 && SharedExpertOf(index - 1) != nullptr) || JoinsGates(index)) return;
+  if ((index > 0 && SharedExpertOf(index - 1) != nullptr) || JoinsGates(index) ||
+      JoinsMixer(index)) {
+    return;
+  }
+  const bool shares = slice.rows <= kMostShared;
+  if (shares && joined_[index].is_shared) return;
   const bool joins = slice.rows == 1;
   if (joins && joined_[index].is_second) return;
   if (joins && joined_[index].second != 0) {
@@ -20,35 +31,46 @@ void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
     return op->epilogue == Epilogue::kAdd ? LaunchAdditions(index) : LaunchPair(index);
   }
   shared_expert_ = SharedExpertOf(index);
+  if (shares && joined_[index].shared != 0) {
+    shared_expert_ = &std::get<LinearOp>(program_.ops[joined_[index].shared].body);
+    shared_gate_ = joined_[index].shared_gate;
+  }
   if (index > 0 && JoinsGates(index - 1)) {
     joined_router_ = &std::get<RouterOp>(program_.ops[index - 1].body);
   }
+  if (index > 0 && JoinsMixer(index - 1)) {
+    joined_conv_ = &std::get<CausalConvOp>(program_.ops[index - 1].body);
+  }
   Launch(program_.ops[index], slice);
   shared_expert_ = nullptr;
+  shared_gate_ = kNoId;
   joined_router_ = nullptr;
+  joined_conv_ = nullptr;
 }
 
+// Whether it is a product alone, and an epilogue.
+bool NarrowOps::IsPlain(const LinearOp& op) {
+  return op.linear.bias == kNoId && !op.linear.scaled() && !NeedsFinish(op);
+}
+bool NarrowOps::SharesGates(const ExpertGateUpOp& gate_up, const LinearOp& shared) const {
+  return IsPlain(shared) &&
+         shared.epilogue == (gate_up.gated ? Epilogue::kGated : Epilogue::kActivate) &&
+         shared.activation == gate_up.activation && shared.input == gate_up.input &&
+         shared.norm == gate_up.norm &&
+         CanShareLaunch(Experts::kGateUp, weights_.stack(gate_up.gate_up),
+                        weights_.matrix(shared.linear.weight));
+}
 // Of a step: the op behind a launch of experts that multiplies the same activations by an expert
 // which every token takes, or adds its product to the same buffer. One launch does both, and the
 // second op has none of its own.
 const LinearOp* NarrowOps::SharedExpertOf(size_t index) const {
-  constexpr int kMostRows = 8;
-  if (f32_ || slice_.rows > kMostRows || index + 1 >= program_.ops.size()) return nullptr;
+  if (f32_ || slice_.rows > kMostShared || index + 1 >= program_.ops.size()) return nullptr;
   const auto* linear = std::get_if<LinearOp>(&program_.ops[index + 1].body);
-  if (linear == nullptr || linear->linear.bias != kNoId || linear->linear.scaled() ||
-      NeedsFinish(*linear)) {
-    return nullptr;
-  }
+  if (linear == nullptr || !IsPlain(*linear)) return nullptr;
   const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
   const Op& op = program_.ops[index];
   if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-    const bool same =
-        linear->epilogue == (gate_up->gated ? Epilogue::kGated : Epilogue::kActivate) &&
-        linear->activation == gate_up->activation && linear->input == gate_up->input &&
-        linear->norm == gate_up->norm;
-    return same && CanShareLaunch(Experts::kGateUp, weights_.stack(gate_up->gate_up), shared)
-               ? linear
-               : nullptr;
+    return SharesGates(*gate_up, *linear) ? linear : nullptr;
   }
   if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
     const bool same = linear->epilogue == Epilogue::kAdd && linear->output == down->output &&
@@ -76,6 +98,40 @@ void NarrowOps::ShareLaunch(ExpertParams& params) const {
   params.shared_input_stride = Stride(shared_expert_->input);
   params.shared_output = Values(shared_expert_->output);
   params.shared_output_stride = Stride(shared_expert_->output);
+  if (shared_gate_ == kNoId) return;
+  params.shared_gate = Values(shared_gate_);
+  params.shared_gate_stride = Stride(shared_gate_);
+}
+
+// Finds shared experts behind whose experts' gates comes the op of their row gate. Their gates, up
+// go with those of the experts, and what `down` reads is multiplied by the row gate only there.
+void NarrowOps::FindGatedShared() {
+  const auto linear = [&](size_t index) {
+    return index < program_.ops.size() ? std::get_if<LinearOp>(&program_.ops[index].body) : nullptr;
+  };
+  for (size_t i = 0; i + 2 < program_.ops.size(); ++i) {
+    const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[i].body);
+    const LinearOp* gate = linear(i + 1);
+    const LinearOp* shared = linear(i + 2);
+    if (gate_up == nullptr || gate == nullptr || shared == nullptr || shared->row_gate == kNoId ||
+        shared->row_gate != gate->output) {
+      continue;
+    }
+    LinearOp ungated = *shared;
+    ungated.row_gate = kNoId;
+    if (!SharesGates(*gate_up, ungated)) continue;
+    for (size_t j = i + 3; j < program_.ops.size(); ++j) {
+      const auto* down = std::get_if<ExpertDownOp>(&program_.ops[j].body);
+      if (down == nullptr || down->routing != gate_up->routing) continue;
+      if (SharedExpertOf(j) != nullptr && linear(j + 1)->input == shared->output) {
+        joined_[i].shared = i + 2;
+        joined_[j].shared = j + 1;
+        joined_[j].shared_gate = shared->row_gate;
+        joined_[i + 2].is_shared = joined_[j + 1].is_shared = true;
+      }
+      break;
+    }
+  }
 }
 
 // Finds what single tokens' steps launch together: pairs of projections of the same activations,
@@ -87,9 +143,11 @@ void NarrowOps::ShareLaunch(ExpertParams& params) const {
 void NarrowOps::FindJoined() {
   joined_.assign(program_.ops.size(), {});
   if (f32_) return;
+  FindGatedShared();
   std::vector<float> routing;
   const auto linear = [&](size_t index) -> const LinearOp* {
-    if (index >= program_.ops.size() || joined_[index].second != 0 || joined_[index].is_second) {
+    if (index >= program_.ops.size() || joined_[index].second != 0 || joined_[index].is_second ||
+        joined_[index].is_shared) {
       return nullptr;
     }
     const auto* op = std::get_if<LinearOp>(&program_.ops[index].body);

@@ -55,18 +55,47 @@ Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const
   return params;
 }
 
-CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
+GatedDeltaParams MixerParams(const GatedDeltaOp& op, const DeviceWeights& weights,
                              const DeviceState& state, const Slice& slice) {
+  const GatedDelta& m = op.mixer;
+  GatedDeltaParams params;
+  params.key_heads = Narrow(m.key_heads);
+  params.value_heads = Narrow(m.value_heads);
+  params.key_dim = Narrow(m.key_dim);
+  params.value_dim = Narrow(m.value_dim);
+  params.decay_per_channel = m.decay_per_channel;
+  params.gate_sigmoid = m.gate_activation == Activation::kSigmoid;
+  params.qk_eps = m.qk_eps;
+  params.query_scale = m.query_scale;
+  params.beta_scale = m.beta_scale;
+  params.norm_eps = m.norm.eps;
+  params.dt_bias = weights.vector(m.dt_bias);
+  params.a = weights.vector(m.a);
+  params.norm_weight = weights.vector(m.norm.weight);
+  params.state_offset = state.RecurrentOffset(op.state);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  params.rows = slice.rows;
+  return params;
+}
+
+CausalConvParams ConvSizes(const CausalConvOp& op) {
   CausalConvParams params;
   params.channels = Narrow(op.channels);
   params.d_conv = Narrow(op.d_conv);
-  params.weight = weights.vector(op.weight);
-  params.bias = weights.vector(op.bias);
-  params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
   params.x = Narrow(op.x);
   params.gate_before = Narrow(op.gate_before);
   params.gate_after = Narrow(op.gate_after);
   params.silu = op.silu;
+  return params;
+}
+
+CausalConvParams ConvParams(const CausalConvOp& op, const DeviceWeights& weights,
+                            const DeviceState& state, const Slice& slice) {
+  CausalConvParams params = ConvSizes(op);
+  params.weight = weights.vector(op.weight);
+  params.bias = weights.vector(op.bias);
+  params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
   params.runs = slice.runs;
   params.run_count = slice.run_count;
   return params;
@@ -105,6 +134,7 @@ AttentionParams MixerParams(const AttentionOp& op, const Program& program,
   params.run_count = slice.run_count;
   params.rows = slice.rows;
   params.row_runs = slice.row_runs;
+  params.output_gate = m.output_gate;
   params.q_norm = MakeHeadNorm(m.q_norm, program, weights);
   params.k_norm = MakeHeadNorm(m.k_norm, program, weights);
   params.norm_after_rotation = m.qk_norm_after_rope && (m.q_norm || m.k_norm);

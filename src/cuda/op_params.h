@@ -5,6 +5,7 @@
 #include "cuda/device_weights.h"
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/causal_conv.h"
+#include "cuda/kernels/gated_delta.h"
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/route.h"
 #include "cuda/slice.h"
@@ -22,9 +23,27 @@ Mamba2Params ScanParams(const Mamba2& mixer, int ssm_state, const DeviceWeights&
 // All but the activations.
 Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
                          const Slice& slice);
-// All but the activations.
-CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
+// All but the activations, and without the convolution.
+GatedDeltaParams MixerParams(const GatedDeltaOp& op, const DeviceWeights& weights,
                              const DeviceState& state, const Slice& slice);
+// Where the gated delta rule finds beta, decays and gates; values(id) is where a buffer lies.
+template <class Values>
+void PlaceInputs(const GatedDeltaOp& op, const Program& program, Values values,
+                 GatedDeltaParams& params) {
+  const GatedDelta& m = op.mixer;
+  params.beta = values(op.projected) + m.conv_channels();
+  params.beta_stride = BufferStride(program, op.projected);
+  params.decay = m.decay_proj ? values(op.decay) : params.beta + m.value_heads;
+  params.decay_stride = BufferStride(program, m.decay_proj ? op.decay : op.projected);
+  const int64_t own_decays = m.decay_proj ? 0 : m.decay_rows();
+  params.gate = m.gate_proj ? values(op.gate) : params.beta + m.value_heads + own_decays;
+  params.gate_stride = BufferStride(program, m.gate_proj ? op.gate : op.projected);
+}
+// The sizes alone.
+CausalConvParams ConvSizes(const CausalConvOp& op);
+// All but the activations.
+CausalConvParams ConvParams(const CausalConvOp& op, const DeviceWeights& weights,
+                            const DeviceState& state, const Slice& slice);
 // A router's rule, without what is of the slice.
 RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights);
 // All but the activations and scratch.

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "cuda/kernels/causal_conv.h"
+#include "cuda/kernels/gated_delta.h"
 #include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/route.h"
@@ -36,7 +37,6 @@ struct Unsupported {
     if (op.mixer.values_from_keys) return "attention whose values are its keys";
     if (!op.mixer.owns_kv()) return "attention to another layer's keys";
     if (op.mixer.rope && op.mixer.rope->interleaved) return "interleaved rotary embedding";
-    if (op.mixer.output_gate) return "attention with an output gate";
     return {};
   }
   std::string operator()(const HeadMixOp&) const { return "attention with mixing of heads"; }
@@ -79,7 +79,20 @@ struct Unsupported {
   std::string operator()(const TokenShiftOp&) const { return "a token shift"; }
   std::string operator()(const RgLruOp&) const { return "the RG-LRU mixer"; }
   std::string operator()(const Rwkv7Op&) const { return "the RWKV-7 mixer"; }
-  std::string operator()(const GatedDeltaOp&) const { return "the gated delta rule"; }
+  std::string operator()(const GatedDeltaOp& op) const {
+    const GatedDelta& m = op.mixer;
+    if (m.key_dim > kMostDeltaKeyDim) {
+      return Concat("a gated delta rule with keys of more than ", kMostDeltaKeyDim, " elements");
+    }
+    if (m.value_dim > kMostDeltaValueDim || m.value_dim % 4 != 0) {
+      return Concat("a gated delta rule with values of more than ", kMostDeltaValueDim,
+                    " elements, or of no multiple of 4");
+    }
+    if (m.gate_activation != Activation::kSilu && m.gate_activation != Activation::kSigmoid) {
+      return "a gated delta rule whose gate is neither silu nor sigmoid";
+    }
+    return m.norm.centered ? "a layer norm" : "";
+  }
   std::string operator()(const EmbedOp& op) const {
     return op.norm ? "a norm of the embedding" : "";
   }
@@ -106,7 +119,6 @@ struct Unsupported {
 bool NeedsFinish(const LinearOp& op) { return op.row_gate != kNoId; }
 
 bool NeedsRule(const LinearOp& op) {
-  if (NeedsFinish(op)) return false;
   switch (op.epilogue) {
     case Epilogue::kGated:
       return op.activation != Activation::kSilu || op.linear.scaled();

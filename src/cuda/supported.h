@@ -14,11 +14,11 @@ inline constexpr bool kHasKernels =
     !std::is_same_v<Body, JoinOp> && !std::is_same_v<Body, UpdateOp> &&
     !std::is_same_v<Body, HeadsLinearOp> && !std::is_same_v<Body, LatentAttentionOp> &&
     !std::is_same_v<Body, LightningOp> && !std::is_same_v<Body, HeadMixOp> &&
-    !std::is_same_v<Body, GatedDeltaOp> && !std::is_same_v<Body, TokenShiftOp> &&
-    !std::is_same_v<Body, RgLruOp> && !std::is_same_v<Body, Rwkv7Op>;
+    !std::is_same_v<Body, TokenShiftOp> && !std::is_same_v<Body, RgLruOp> &&
+    !std::is_same_v<Body, Rwkv7Op>;
 
-// Whether the results of an op's matrix need a pass of their own (kernels/linear_finish.h); the
-// matrix is not interleaved then.
+// Whether the results of an op's matrix need a pass of their own, over which their rows' gates come
+// (kernels/linear_finish.h).
 bool NeedsFinish(const LinearOp& op);
 // Whether the results of an op's matrices are made by a RowRule (kernels/linear.h): they are
 // activated in another way than by silu(gate) * up, or scaled in a way that no single factor

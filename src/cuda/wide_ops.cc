@@ -4,7 +4,9 @@
 
 #include "cuda/kernels/attention_chunks.h"
 #include "cuda/kernels/bf16_rows.h"
+#include "cuda/kernels/gated_delta_chunks.h"
 #include "cuda/kernels/mamba2_chunks.h"
+#include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/ruled_rows.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
@@ -28,6 +30,8 @@ struct ScratchSizes {
   size_t convolved = 0;
   size_t state = 0;
   size_t steps = 0;
+  size_t delta_records = 0;
+  size_t delta_keeps = 0;
   size_t widened = 0;
   size_t scores = 0;
   size_t expert_rows = 0;
@@ -58,6 +62,11 @@ bool WideOps::Support(const Program& program) {
       if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), Narrow(m.d_conv))) {
         return false;
       }
+    } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
+      const GatedDelta& m = delta->mixer;
+      if (!GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) return false;
+      // Gates are read two at a time.
+      if (!m.gate_proj && (m.in_proj_rows() - m.values()) % 2 != 0) return false;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
       if (!AttentionChunksSupport(Narrow(attention->mixer.head_dim),
                                   Narrow(program.layout.page_positions))) {
@@ -119,6 +128,12 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
       Raise(sizes.convolved, rows * m.conv_channels());
       Raise(sizes.state, WideSlicePieces(rows_) * m.inner() * m.d_state);
       Raise(sizes.steps, rows * m.heads);
+    } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
+      const GatedDelta& m = delta->mixer;
+      const int64_t chunks = 2 * WideSlicePieces(rows_) * m.value_heads;
+      const size_t record = GatedDeltaRecord(Narrow(m.key_dim), Narrow(m.value_dim));
+      Raise(sizes.delta_records, chunks * static_cast<int64_t>(record));
+      Raise(sizes.delta_keeps, chunks * kMostChunkKeyDim);
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       const PackedMatrix& matrix = weights_.matrix(router->router.weight);
       Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
@@ -154,6 +169,8 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
   place(before_, sizes.state);
   place(added_, sizes.state);
   place(steps_, sizes.steps);
+  place(delta_records_, sizes.delta_records);
+  place(delta_keeps_, sizes.delta_keeps);
   place(widened_, sizes.widened);
   place(scores_, sizes.scores);
   place(expert_rows_, sizes.expert_rows);
@@ -285,7 +302,17 @@ void WideOps::Launch(const LinearOp& op, const Slice& slice) {
     product.output_bf16 = true;
     product.output_stride = Bf16Stride(matrix.rows);
     Multiply(matrix, input, slice.rows, product);
-    LaunchSiluMul(gates_, bias, slice.rows, matrix.rows / 2, Bf16Values(op.output), stream_.get());
+    SiluMulParams gated;
+    gated.gates = gates_;
+    gated.bias = bias;
+    if (op.row_gate != kNoId) {
+      gated.row_gate = Values(op.row_gate);
+      gated.row_gate_stride = Stride(op.row_gate);
+    }
+    gated.rows = slice.rows;
+    gated.width = matrix.rows / 2;
+    gated.output = Bf16Values(op.output);
+    LaunchSiluMul(gated, stream_.get());
     return;
   }
   const float scale = op.scale * UniformFactor(op.linear);
@@ -328,15 +355,6 @@ void WideOps::LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows) {
   LaunchRuledRows(ruled, stream_.get());
 }
 
-void WideOps::Launch(const CausalConvOp& op, const Slice& slice) {
-  CausalConvParams params = MixerParams(op, weights_, state_, slice);
-  params.input = Values(op.input);
-  params.input_stride = Stride(op.input);
-  params.output = F32Values(op.output);
-  params.output_stride = Stride(op.output);
-  LaunchCausalConv(params, slice.most_tokens, stream_.get());
-}
-
 void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
   Mamba2ChunkParams params;
   params.mixer = MixerParams(op, weights_, state_, slice);
@@ -353,6 +371,53 @@ void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
   params.added = added_;
   params.before = before_;
   LaunchMamba2Chunks(params, multiprocessors_, stream_.get());
+}
+
+void WideOps::Launch(const NormAddOp& op, const Slice& slice) {
+  RmsNormParams params;
+  params.input = Values(op.input);
+  params.stride = Stride(op.input);
+  params.rows = slice.rows;
+  params.width = Width(op.input);
+  params.groups = Narrow(op.norm.groups);
+  params.weight = weights_.vector(op.norm.weight);
+  params.eps = op.norm.eps;
+  params.epilogue = NormEpilogue::kAdd;
+  params.scale = op.scale;
+  params.output = F32Values(op.output);
+  LaunchRmsNorm(params, stream_.get());
+}
+
+void WideOps::Launch(const CausalConvOp& op, const Slice& slice) {
+  CausalConvParams params = ConvParams(op, weights_, state_, slice);
+  params.input = Values(op.input);
+  params.input_stride = Stride(op.input);
+  if (ConvPiecesSupport(params)) {
+    params.rounded_output = reinterpret_cast<uint16_t*>(Bf16Values(op.output));
+    params.rounded_output_stride = Bf16Stride(Width(op.output));
+    LaunchCausalConvPieces(params, slice.pieces, slice.piece_count, stream_.get());
+  } else {
+    params.output = F32Values(op.output);
+    params.output_stride = Stride(op.output);
+    LaunchCausalConv(params, slice.most_tokens, stream_.get());
+  }
+}
+
+void WideOps::Launch(const GatedDeltaOp& op, const Slice& slice) {
+  GatedDeltaChunkParams params;
+  params.mixer = MixerParams(op, weights_, state_, slice);
+  PlaceInputs(
+      op, program_, [this](BufferId id) { return Values(id); }, params.mixer);
+  params.convolved = reinterpret_cast<const __nv_bfloat16*>(Values(op.convolved));
+  params.convolved_stride = Bf16Stride(Width(op.convolved));
+  params.output = Bf16Values(op.output);
+  params.output_stride = Bf16Stride(Width(op.output));
+  params.pieces = slice.pieces;
+  params.piece_count = slice.piece_count;
+  params.first_pieces = slice.first_pieces;
+  params.records = delta_records_;
+  params.keeps = delta_keeps_;
+  LaunchGatedDeltaChunks(params, stream_.get());
 }
 
 void WideOps::Launch(const AttentionOp& op, const Slice& slice) {

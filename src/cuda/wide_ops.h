@@ -32,8 +32,8 @@ struct WideLimits {
 // Whether there are kernels for an op at all; WideOps::Support refuses programs with others.
 template <class Body>
 inline constexpr bool kHasWideKernels =
-    kHasKernels<Body> && !std::is_same_v<Body, NormAddOp> &&
-    !std::is_same_v<Body, Mamba2SelectedOp> && !std::is_same_v<Body, Mamba1ScanOp>;
+    kHasKernels<Body> && !std::is_same_v<Body, Mamba2SelectedOp> &&
+    !std::is_same_v<Body, Mamba1ScanOp>;
 
 class WideOps {
  public:
@@ -81,7 +81,9 @@ class WideOps {
   void Launch(const LinearOp& op, const Slice& slice);
   void Launch(const Mamba2Op& op, const Slice& slice);
   void LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows);
+  void Launch(const NormAddOp& op, const Slice& slice);
   void Launch(const CausalConvOp& op, const Slice& slice);
+  void Launch(const GatedDeltaOp& op, const Slice& slice);
   void Launch(const AttentionOp& op, const Slice& slice);
   void Launch(const RouterOp& op, const Slice& slice);
   void Launch(const ExpertGateUpOp& op, const Slice& slice);
@@ -109,6 +111,8 @@ class WideOps {
   __nv_bfloat16* before_ = nullptr;
   float* added_ = nullptr;
   float2* steps_ = nullptr;
+  __nv_bfloat16* delta_records_ = nullptr;
+  float* delta_keeps_ = nullptr;
   float* widened_ = nullptr;
   float* scores_ = nullptr;               // of a router
   __nv_bfloat16* expert_rows_ = nullptr;  // [tokens * top_k, width]: what experts add

@@ -66,7 +66,7 @@ bool HasAny(const Program& program) {
 
 bool HasExperts(const Program& program) { return HasAny<RouterOp>(program); }
 bool HasSelections(const Program& program) {
-  return HasAny<Mamba1ScanOp, Mamba2SelectedOp>(program);
+  return HasAny<Mamba1ScanOp, Mamba2SelectedOp, GatedDeltaOp>(program);
 }
 
 std::string UnsupportedPart([[maybe_unused]] Backend backend,

@@ -23,8 +23,8 @@ bool IsBatchInvariant(Backend backend);
 // Whether the backend must agree with the reference to rounding.
 bool IsExact(Backend backend);
 
-// Of a program, for tolerances: whether tokens choose experts, and whether step sizes of a state
-// are products of products.
+// Of a program, for tolerances: whether tokens choose experts, and whether a state magnifies
+// rounding: its step sizes are products of products, or its answers are normed head by head.
 bool HasExperts(const Program& program);
 bool HasSelections(const Program& program);
 

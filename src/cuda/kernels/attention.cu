@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "cuda/kernels/attention.h"
+#include "cuda/kernels/attention_gate.cuh"
 #include "cuda/kernels/attention_step.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/qk_norm.h"
@@ -20,6 +21,7 @@ namespace {
 
 __device__ __forceinline__ void StoreOutput(const AttentionParams& p, int row, int at,
                                             float value) {
+  if (p.output_gate) value *= OutputGate<true>(p, row, at);
   p.output[static_cast<long long>(row) * p.output_stride + at] = value;
   if (p.rounded_output != nullptr) {
     p.rounded_output[static_cast<long long>(row) * p.rounded_output_stride + at] =

@@ -35,8 +35,11 @@ struct AttentionParams {
   int run_count = 0;
   int rows = 0;                   // tokens of all runs
   const int* row_runs = nullptr;  // [rows]: which run a row belongs to
-  float* qkv = nullptr;           // [rows, qkv_stride]: q | k | v; q is rotated in place
+  // [rows, qkv_stride]: q | k | v, then with an output_gate a gate for each element of the output,
+  // which is multiplied by its sigmoid; q is rotated in place
+  float* qkv = nullptr;
   int qkv_stride = 0;
+  bool output_gate = false;
   float* output = nullptr;  // [rows, heads * head_dim]
   int output_stride = 0;
   uint16_t* rounded_output = nullptr;  // a bf16 copy of the output; null: none

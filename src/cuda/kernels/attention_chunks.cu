@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/attention_chunks.h"
+#include "cuda/kernels/attention_gate.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
 #include "cuda/kernels/tensor_core.cuh"
@@ -192,8 +193,13 @@ __global__ void __launch_bounds__(kThreads)
     for (int n = 0; n < kDim / 8; ++n) {
       const int dim = n * 8 + 2 * t;
       if (dim >= p.head_dim) continue;
-      *reinterpret_cast<unsigned*>(to + dim) =
-          PackBf16(out[n][2 * r] * factor, out[n][2 * r + 1] * factor);
+      float2 value = make_float2(out[n][2 * r] * factor, out[n][2 * r + 1] * factor);
+      if (p.output_gate) {
+        const long long row = piece.row + first + query;
+        value.x *= OutputGate(p, row, head * p.head_dim + dim);
+        value.y *= OutputGate(p, row, head * p.head_dim + dim + 1);
+      }
+      *reinterpret_cast<unsigned*>(to + dim) = PackBf16(value.x, value.y);
     }
   }
 }

@@ -20,16 +20,18 @@ struct RunSize {
 
 class AttentionChunksTest : public KernelTest {
  protected:
-  void Compare(int heads, int kv_heads, int head_dim, const std::vector<RunSize>& runs);
+  void Compare(int heads, int kv_heads, int head_dim, const std::vector<RunSize>& runs,
+               bool gate = false);
 };
 
 void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
-                                  const std::vector<RunSize>& sizes) {
+                                  const std::vector<RunSize>& sizes, bool gate) {
   SCOPED_TRACE(testing::Message() << heads << " heads of " << head_dim);
   Numbers numbers(23);
   const auto dim = static_cast<size_t>(head_dim);
   const size_t kv_width = static_cast<size_t>(kv_heads) * dim;
-  const size_t stride = static_cast<size_t>(heads) * dim + 2 * kv_width;
+  const size_t width = static_cast<size_t>(heads) * dim;
+  const size_t stride = (gate ? 2 : 1) * width + 2 * kv_width;
   const size_t page_elements = 2 * kv_width * kPagePositions;
   // Pages hold something else in front.
   constexpr size_t kOffset = 64;
@@ -56,7 +58,7 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
     }
     for (int token = 0; token < sizes[r].tokens; ++token) {
       row_runs.push_back(static_cast<int>(r));
-      const std::vector<float> q = numbers.Vector(static_cast<size_t>(heads) * dim, 1.5f);
+      const std::vector<float> q = numbers.Vector(width, 1.5f);
       qkv.insert(qkv.end(), q.begin(), q.end());
       const auto from =
           static_cast<std::ptrdiff_t>(static_cast<size_t>(sizes[r].position + token) * kv_width);
@@ -64,6 +66,8 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
         qkv.insert(qkv.end(), of->begin() + from,
                    of->begin() + from + static_cast<std::ptrdiff_t>(kv_width));
       }
+      const std::vector<float> gates = numbers.Vector(gate ? width : 0, 2);
+      qkv.insert(qkv.end(), gates.begin(), gates.end());
     }
     first_page.push_back(page_count);
     page_count += (length + kPagePositions - 1) / kPagePositions;
@@ -99,7 +103,6 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
   const DeviceArray<int> device_row_runs(row_runs);
   const DeviceArray<float> device_qkv(qkv);
   const size_t rows = row_runs.size();
-  const size_t width = static_cast<size_t>(heads) * dim;
   const DeviceArray<__nv_bfloat16> output(std::vector<__nv_bfloat16>(rows * width, nan));
 
   AttentionChunkParams params;
@@ -116,6 +119,7 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
   p.row_runs = device_row_runs.data();
   p.qkv = device_qkv.data();
   p.qkv_stride = static_cast<int>(stride);
+  p.output_gate = gate;
   params.pieces = device_pieces.data();
   params.piece_count = static_cast<int>(pieces.size());
   params.output = output.data();
@@ -149,6 +153,9 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
               weights[position] / sum * values[r][position * kv_width + kv + i];
         }
       }
+      for (size_t i = h * dim; gate && i < (h + 1) * dim; ++i) {
+        expected[i] /= 1 + std::exp(-qkv[row * stride + width + 2 * kv_width + i]);
+      }
       const std::vector<float> row_found(
           found.begin() + static_cast<std::ptrdiff_t>(row * width),
           found.begin() + static_cast<std::ptrdiff_t>((row + 1) * width));
@@ -167,6 +174,7 @@ TEST_F(AttentionChunksTest, RaggedRunsWithHistory) {
 TEST_F(AttentionChunksTest, HeadSizes) {
   for (const int head_dim : {8, 48, 80, 128, 256}) Compare(4, 4, head_dim, {{70, 3}, {131, 0}});
 }
+TEST_F(AttentionChunksTest, OutputGate) { Compare(6, 2, 256, {{70, 3}, {131, 0}}, true); }
 
 }  // namespace
 }  // namespace adder::cuda::test

@@ -1,12 +1,14 @@
 // Attention of one token per run over bf16 keys and values: norms of heads, rotation, append,
 // attention and the merge of its parts in one kernel, on tensor cores.
 //
-// A block of 4 warps owns one row (token) and one KV head with up to kMostHeads of its query heads.
-// The positions up to the row's own are cut into tiles of 16; of all warps of all blocks that share
-// row and heads, every one takes every so-manieth tile and keeps an online softmax. Warps merge
-// through shared memory; the blocks of a cluster push their results into the first one's shared
-// memory. For long contexts there are several such units of one cluster each, which leave their
-// results in scratch memory, and the last to arrive adds them up.
+// A block of 4 teams owns one row (token) and one KV head with up to kMostHeads of its query heads.
+// A team is a warp, or, where heads are wider than a warp's registers can hold, two: each
+// multiplies one half of the dimensions, and they add up their scores in shared memory. The
+// positions up to the row's own are cut into tiles of 16; of all teams of all blocks that share row
+// and heads, every one takes every so-manieth tile and keeps an online softmax. Teams merge through
+// shared memory; the blocks of a cluster push their results into the first one's shared memory. For
+// long contexts there are several such units of one cluster each, which leave their results in
+// scratch memory, and the last to arrive adds them up.
 //
 // With lane = 4 g + t, mma.m16n8k16 is used as follows. Matrix dimensions may come in any order as
 // long as both operands agree, so every operand is what one lane loads as 16 contiguous bytes.
@@ -18,13 +20,14 @@
 //
 // Phases: (1) the first tile's keys and values are loaded, sines and cosines put into shared
 // memory, and weights of norms; (2) PdlWait; (3) every warp loads, norms and rotates queries and
-// key; (4) tiles: the warp that takes the last one puts the own key and value into its registers
+// key; (4) tiles: the team that takes the last one puts the own key and value into its registers
 // and appends them to the page, from which nobody reads them here; (5) merges. Preconditions: as
 // TakesStep.
 #include <cuda_bf16.h>
 
 #include <algorithm>
 
+#include "cuda/kernels/attention_gate.cuh"
 #include "cuda/kernels/attention_step.h"
 #include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/launch.cuh"
@@ -32,8 +35,7 @@
 namespace adder::cuda {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = kWarps * 32;
+constexpr int kTeams = 4;
 constexpr int kMostHeads = 7;
 constexpr int kTile = 16;  // positions
 constexpr int kMostClusterShift = 3;
@@ -42,8 +44,11 @@ constexpr int kBlockShift = 8;  // logarithm of a block's positions before there
 constexpr int kEnoughBlocks = 528;
 constexpr int kEnoughClusterBlocks = 264;
 constexpr size_t kMostSharedBytes = 48 * 1024;
+constexpr size_t kMostSharedBytesOfPairs = 96 * 1024;
 constexpr float kLowest = -1e30f;  // below every score, and finite: differences stay numbers
 constexpr unsigned kAll = 0xffffffffu;
+// Floats in which teams of two warps exchange scores: twice, so that one barrier per tile suffices.
+constexpr int kExchangeFloats = 2 * kTeams * 2 * 32 * 8;
 
 __device__ __forceinline__ float Exp2(float x) {
   float y;
@@ -123,6 +128,11 @@ __device__ __forceinline__ Merged Merge(const float* results, int count, int str
   return merged;
 }
 
+// Between the two warps of a team.
+__device__ __forceinline__ void TeamBarrier(int team) {
+  asm volatile("bar.sync %0, 64;" ::"r"(team + 1) : "memory");
+}
+
 // How a launch is spread over the device.
 struct Spread {
   int cluster_shift;  // blocks of a unit, as all shifts: its logarithm to base 2
@@ -137,24 +147,34 @@ struct Spread {
 // banks.
 constexpr int kNormPad = 4;
 
-// Floats of dynamic shared memory: rotations, if heads are
-// normed the weights for each query head and for the key, results of warps and, with clusters, of
-// blocks.
-int SharedFloats(int heads, int head_dim, int cluster, bool normed) {
-  const int results = kWarps + (cluster > 1 ? cluster : 0);
-  return head_dim + results * heads * (head_dim + 2) +
+// Floats of dynamic shared memory: rotations, if heads are normed the weights for each query head
+// and for the key, results of teams (in their place before: exchanged scores) and, with clusters,
+// of blocks.
+__host__ __device__ int TeamFloats(int heads, int head_dim, bool pairs) {
+  const int results = kTeams * heads * (head_dim + 2);
+  return pairs && results < kExchangeFloats ? kExchangeFloats : results;
+}
+int SharedFloats(int heads, int head_dim, int cluster, bool normed, bool pairs) {
+  const int of_blocks = cluster > 1 ? cluster * heads * (head_dim + 2) : 0;
+  return head_dim + TeamFloats(heads, head_dim, pairs) + of_blocks +
          (normed ? (heads + 1) * (head_dim + kNormPad) : 0);
 }
 
-// kChunks: head_dim in units of 64, rounded up. kNormed: heads of q or of k are normed.
-template <int kChunks, bool kNormed>
-__global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
+// kChunks: what a warp has of head_dim, in units of 64, rounded up. kTeam: warps of a team.
+// kNormed: heads of q or of k are normed.
+template <int kChunks, int kTeam, bool kNormed>
+__global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTeam)
     AttentionStepKernel(const __grid_constant__ AttentionParams p, const Spread spread) {
   constexpr int kSlices = 2 * kChunks;  // of 32 dimensions
+  constexpr int kWarps = kTeams * kTeam;
+  constexpr int kThreads = kWarps * 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int g = lane / 4;
   const int t = lane % 4;
+  const int team = warp % kTeams;
+  const int side = kTeam == 1 ? 0 : warp / kTeams;
+  const int first_dim = side * 64 * kChunks;  // of this warp
   const int head_dim = p.head_dim;
   const int kv_head = static_cast<int>(blockIdx.y) / spread.owners;
   const int first_in_group =
@@ -173,12 +193,12 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   float2* rotations = reinterpret_cast<float2*>(shared_memory);
   const int norm_stride = head_dim + kNormPad;
   float* norm_weights = reinterpret_cast<float*>(shared_memory) + head_dim;
-  float* of_warps = norm_weights + (kNormed ? (spread.heads + 1) * norm_stride : 0);
+  float* of_teams = norm_weights + (kNormed ? (spread.heads + 1) * norm_stride : 0);
   const int stride = head_dim + 2;  // of a head's result
-  float* of_blocks = of_warps + kWarps * spread.heads * stride;
+  float* of_blocks = of_teams + TeamFloats(spread.heads, head_dim, kTeam > 1);
 
   const int last_tile = run.position >> 4;
-  const int tile_step = (units << spread.cluster_shift) * kWarps;
+  const int tile_step = (units << spread.cluster_shift) * kTeams;
   const long long to_values = static_cast<long long>(p.kv_heads) * p.page_positions * head_dim;
   // Keys of the KV head from a tile's first position on; a tile lies in one page.
   const auto keys_of = [&](int tile) {
@@ -199,7 +219,8 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
       const int at = g + 8 * i;
 #pragma unroll
       for (int j = 0; j < kSlices; ++j) {
-        k[i][j] = load(keys + at * head_dim, run.position - tile * kTile - at, 32 * j + 8 * t);
+        k[i][j] = load(keys + at * head_dim, run.position - tile * kTile - at,
+                       first_dim + 32 * j + 8 * t);
       }
     }
   };
@@ -209,11 +230,12 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
       const int at = 2 * t + i % 2 + i / 2 * 8;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        v[i][c] = load(values + at * head_dim, run.position - tile * kTile - at, 64 * c + 8 * g);
+        v[i][c] = load(values + at * head_dim, run.position - tile * kTile - at,
+                       first_dim + 64 * c + 8 * g);
       }
     }
   };
-  int tile = static_cast<int>(blockIdx.x) * kWarps + warp;
+  int tile = static_cast<int>(blockIdx.x) * kTeams + team;
   if (tile <= last_tile) {
     const __nv_bfloat16* keys = keys_of(tile);
     load_keys(keys, tile);
@@ -235,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   // Row g: a query head, the key, or nothing.
   const float* qkv = p.qkv + static_cast<long long>(run.row) * p.qkv_stride;
   const float* from = qkv + (g < heads ? first_head + g : p.heads + kv_head) * head_dim;
-  const float* own_value = qkv + (p.heads + p.kv_heads + kv_head) * head_dim + 8 * g;
+  const float* own_value = qkv + (p.heads + p.kv_heads + kv_head) * head_dim + first_dim + 8 * g;
   float factor = g < heads ? p.scale * 1.44269504f : 1.0f;
   float* output = p.output + static_cast<long long>(run.row) * p.output_stride +
                   static_cast<long long>(first_head) * head_dim;
@@ -254,10 +276,17 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
 
   PdlWait();
   PdlTrigger();
+  // What the end needs: on its way to the first cache meanwhile.
+  if (p.output_gate && rank == 0) {
+    const float* gates = qkv + (p.heads + 2 * p.kv_heads + first_head) * head_dim;
+    for (int i = static_cast<int>(threadIdx.x) * 32; i < heads * head_dim; i += kThreads * 32) {
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(gates + i));
+    }
+  }
   uint4 own_v[kChunks];
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
-    if (64 * c + 8 * g >= head_dim) continue;
+    if (first_dim + 64 * c + 8 * g >= head_dim) continue;
     const float4 low = *reinterpret_cast<const float4*>(own_value + 64 * c);
     const float4 high = *reinterpret_cast<const float4*>(own_value + 64 * c + 4);
     own_v[c] = {Pack(low.x, low.y), Pack(low.z, low.w), Pack(high.x, high.y), Pack(high.z, high.w)};
@@ -267,7 +296,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
     const HeadNorm& norm = g < heads ? p.q_norm : p.k_norm;
     float squares = 0;
 #pragma unroll
-    for (int j = 0; j < kSlices; ++j) {
+    for (int j = 0; j < kTeam * kSlices; ++j) {
       const int d = 32 * j + 8 * t;
       if (g > heads || d >= head_dim) continue;
 #pragma unroll
@@ -286,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   unsigned q[kSlices][2][4];  // two operands of the first factor per slice
 #pragma unroll
   for (int j = 0; j < kSlices; ++j) {
-    const int d = 32 * j + 8 * t;
+    const int d = first_dim + 32 * j + 8 * t;
     float x[8] = {};
     if (g <= heads && d < head_dim) {
       // Dimensions d .. d + 7 and those that they rotate with.
@@ -338,6 +367,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   float largest = kLowest;  // of head g
   float sum = 0;            // of head g, this lane's positions
   float values[kChunks][8][4] = {};
+  int parity = 0;
 #pragma unroll 1
   for (; tile <= last_tile; tile += tile_step) {
     if (tile == last_tile) {
@@ -352,7 +382,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
         words.y = __shfl_sync(kAll, q[j][0][2], heads * 4 + t);
         words.z = __shfl_sync(kAll, q[j][1][0], heads * 4 + t);
         words.w = __shfl_sync(kAll, q[j][1][2], heads * 4 + t);
-        const int d = 32 * j + 8 * t;
+        const int d = first_dim + 32 * j + 8 * t;
         if (own == g) k[0][j] = words;
         if (own == g + 8) k[1][j] = words;
         if (appends && g == 0 && d < head_dim) {
@@ -361,7 +391,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
       }
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        const int d = 64 * c + 8 * g;
+        const int d = first_dim + 64 * c + 8 * g;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (own == 2 * t + i % 2 + i / 2 * 8) v[i][c] = own_v[c];
@@ -378,6 +408,23 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
       for (int j = 0; j < kSlices; ++j) {
         Multiply(scores[i], q[j][0], k[i][j].x, k[i][j].y);
         Multiply(scores[i], q[j][1], k[i][j].z, k[i][j].w);
+      }
+    }
+    if constexpr (kTeam == 2) {
+      float4* exchange =
+          reinterpret_cast<float4*>(of_teams) + (parity * kTeams + team) * 128 + lane;
+      parity ^= 1;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        exchange[(2 * side + i) * 32] =
+            make_float4(scores[i][0], scores[i][1], scores[i][2], scores[i][3]);
+      }
+      TeamBarrier(team);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float4 other = exchange[(2 * (side ^ 1) + i) * 32];
+        scores[i][0] += other.x, scores[i][1] += other.y;
+        scores[i][2] += other.z, scores[i][3] += other.w;
       }
     }
     const bool more = tile + tile_step <= last_tile;
@@ -426,14 +473,15 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
 
   sum += __shfl_xor_sync(kAll, sum, 1);
   sum += __shfl_xor_sync(kAll, sum, 2);
+  if (kTeam > 1) __syncthreads();  // nobody exchanges scores any more
   if (g < heads) {
-    float* result = of_warps + (warp * spread.heads + g) * stride;
-    if (t == 0) *reinterpret_cast<float2*>(result) = make_float2(largest, sum);
+    float* result = of_teams + (team * spread.heads + g) * stride;
+    if (t == 0 && side == 0) *reinterpret_cast<float2*>(result) = make_float2(largest, sum);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int d = 64 * c + 16 * t + 8 * i;
+        const int d = first_dim + 64 * c + 16 * t + 8 * i;
         if (d >= head_dim) continue;
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
@@ -457,7 +505,12 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   const int heads_stride = spread.heads * stride;
   const auto put = [&](int h, int d, const Merged& merged) {
     const float scale = __fdividef(1.0f, merged.sum);
-    const float2 value = make_float2(merged.values.x * scale, merged.values.y * scale);
+    float2 value = make_float2(merged.values.x * scale, merged.values.y * scale);
+    if (p.output_gate) {
+      const int at = (first_head + h) * head_dim + d;
+      value.x *= OutputGate(p, run.row, at);
+      value.y *= OutputGate(p, run.row, at + 1);
+    }
     *reinterpret_cast<float2*>(output + h * head_dim + d) = value;
     if (rounded != nullptr) {
       *reinterpret_cast<__nv_bfloat162*>(rounded + h * head_dim + d) = __float22bfloat162_rn(value);
@@ -477,7 +530,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
     __stcg(reinterpret_cast<float2*>(scratch + 2 + d), merged.values);
   };
   for_each_pair([&](int h, int d) {
-    const Merged merged = Merge<false>(of_warps + h * stride, kWarps, heads_stride, d);
+    const Merged merged = Merge<false>(of_teams + h * stride, kTeams, heads_stride, d);
     if (cluster == 1) {
       finish(h, d, merged);
       return;
@@ -535,33 +588,41 @@ void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream
   spread.owners = (spread.group + kMostHeads - 1) / kMostHeads;
   spread.heads = (spread.group + spread.owners - 1) / spread.owners;
   while (1 << spread.page_shift < params.page_positions) ++spread.page_shift;
+  const bool pairs = params.head_dim > 128;
   const auto shared_bytes = [&] {
-    return sizeof(float) * static_cast<size_t>(SharedFloats(spread.heads, params.head_dim,
-                                                            1 << spread.cluster_shift, normed));
+    return sizeof(float) *
+           static_cast<size_t>(SharedFloats(spread.heads, params.head_dim,
+                                            1 << spread.cluster_shift, normed, pairs));
   };
   // As many parts as the device has room for; rows before parts.
   const int blocks = params.kv_heads * spread.owners * params.run_count;
   spread.cluster_shift = DeviceHasClusters() ? kMostClusterShift : 0;
-  while (spread.cluster_shift > 0 && (blocks << spread.cluster_shift > kEnoughClusterBlocks ||
-                                      shared_bytes() > kMostSharedBytes)) {
+  while (spread.cluster_shift > 0 &&
+         (blocks << spread.cluster_shift > kEnoughClusterBlocks ||
+          shared_bytes() > (pairs ? kMostSharedBytesOfPairs : kMostSharedBytes))) {
     --spread.cluster_shift;
   }
   spread.unit_shift = kBlockShift + spread.cluster_shift;
   const int enough = spread.cluster_shift > 1 ? kEnoughClusterBlocks : kEnoughBlocks;
   const int units = std::clamp(enough / (blocks << spread.cluster_shift), 1, kMaxAttentionParts);
   const auto choose = [&]<bool kNormed>() {
-    return params.head_dim <= 64    ? AttentionStepKernel<1, kNormed>
-           : params.head_dim <= 128 ? AttentionStepKernel<2, kNormed>
-                                    : AttentionStepKernel<4, kNormed>;
+    return params.head_dim <= 64    ? AttentionStepKernel<1, 1, kNormed>
+           : params.head_dim <= 128 ? AttentionStepKernel<2, 1, kNormed>
+                                    : AttentionStepKernel<2, 2, kNormed>;
   };
   const auto kernel =
       normed ? choose.template operator()<true>() : choose.template operator()<false>();
+  if (shared_bytes() > kMostSharedBytes) {
+    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes())),
+          "setting the attention step kernel's shared memory");
+  }
   LaunchClusters("the attention step kernel", kernel,
                  dim3(static_cast<unsigned>(units << spread.cluster_shift),
                       static_cast<unsigned>(params.kv_heads * spread.owners),
                       static_cast<unsigned>(params.run_count)),
-                 dim3(kThreads), dim3(1u << spread.cluster_shift), shared_bytes(), stream, params,
-                 spread);
+                 dim3(kTeams * 32 * (pairs ? 2 : 1)), dim3(1u << spread.cluster_shift),
+                 shared_bytes(), stream, params, spread);
 }
 
 }  // namespace adder::cuda

@@ -26,11 +26,12 @@ struct Sizes {
   int rotary_dim;  // 0: no rotation
   bool bf16;
   Norms norms = Norms::kNone;
+  bool gate = false;
 };
 std::ostream& operator<<(std::ostream& out, const Sizes& s) {
   return out << s.heads << "/" << s.kv_heads << " heads of " << s.head_dim << ", rotary "
              << s.rotary_dim << (s.bf16 ? ", bf16" : ", f32") << ", norms "
-             << static_cast<int>(s.norms);
+             << static_cast<int>(s.norms) << (s.gate ? ", gate" : "");
 }
 
 constexpr int kPagePositions = 64;
@@ -43,7 +44,7 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
   void SetUp() override {
     if (DeviceCount() == 0) GTEST_SKIP() << "there is no CUDA device";
     const Sizes& s = GetParam();
-    width_ = (s.heads + 2 * s.kv_heads) * s.head_dim;
+    width_ = (s.heads * (s.gate ? 2 : 1) + 2 * s.kv_heads) * s.head_dim;
     half_page_ = kPagePositions * s.kv_heads * s.head_dim;
     for (int position : kPositions) {
       first_pages_.push_back(page_count_);
@@ -185,7 +186,9 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
           for (int at = 0; at <= position; ++at) {
             value += weights[static_cast<size_t>(at)] * pages[Element(row, at, kv_head, dim, true)];
           }
-          output.push_back(value / sum);
+          const int gate = (s.heads + 2 * s.kv_heads + head) * s.head_dim + dim;
+          output.push_back(value / sum /
+                           (s.gate ? 1 + std::exp(-static_cast<double>(values[gate])) : 1));
         }
       }
     }
@@ -249,6 +252,7 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
       p.row_runs = device_row_runs.data();
       p.qkv = qkv.data() + begin * static_cast<size_t>(width_);
       p.qkv_stride = width_;
+      p.output_gate = s.gate;
       p.output = output.data() + begin * static_cast<size_t>(s.heads * s.head_dim);
       p.output_stride = s.heads * s.head_dim;
       p.partial = partial.data();
@@ -311,7 +315,10 @@ INSTANTIATE_TEST_SUITE_P(
         Sizes{6, 2, 24, 16, true, Norms::kAll}, Sizes{6, 2, 24, 16, false, Norms::kHalves},
         Sizes{4, 2, 80, 80, true, Norms::kKeys}, Sizes{4, 2, 128, 64, true, Norms::kHeadsAfter},
         Sizes{6, 3, 24, 16, false, Norms::kHeadsAfter},
-        Sizes{4, 2, 40, 32, true, Norms::kKeysAfter}, Sizes{4, 1, 256, 64, false, Norms::kHeads}));
+        Sizes{4, 2, 40, 32, true, Norms::kKeysAfter}, Sizes{4, 1, 256, 64, false, Norms::kHeads},
+        Sizes{8, 2, 256, 64, true, Norms::kHeads, true},
+        Sizes{14, 2, 64, 64, true, Norms::kNone, true},
+        Sizes{6, 2, 24, 16, false, Norms::kHeads, true}));
 
 }  // namespace
 }  // namespace adder::cuda

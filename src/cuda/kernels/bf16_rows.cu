@@ -208,18 +208,18 @@ __global__ void __launch_bounds__(kThreads)
 
 // A thread owns eight values of a row. kVectors: gates are read sixteen bytes at a time.
 template <bool kVectors>
-__global__ void __launch_bounds__(kThreads)
-    SiluMulKernel(const __nv_bfloat16* gates, const float* bias, int rows, int width,
-                  __nv_bfloat16* output) {
+__global__ void __launch_bounds__(kThreads) SiluMulKernel(const __grid_constant__ SiluMulParams p) {
   PdlWait();
   PdlTrigger();
+  const int width = p.width;
+  const float* bias = p.bias;
   const int stride = Bf16Stride(width);
   const long long item = static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x;
   const int per_row = stride / 8;
   const int row = static_cast<int>(item / per_row);
   const int col = static_cast<int>(item % per_row) * 8;
-  if (row >= rows) return;
-  const __nv_bfloat16* gate = gates + static_cast<long long>(row) * Bf16Stride(2 * width) + col;
+  if (row >= p.rows) return;
+  const __nv_bfloat16* gate = p.gates + static_cast<long long>(row) * Bf16Stride(2 * width) + col;
   float a[8];
   float b[8];
   if constexpr (kVectors) {
@@ -250,7 +250,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) a[i] = __fdividef(a[i], 1.0f + __expf(-a[i])) * b[i];
-  *reinterpret_cast<uint4*>(output + static_cast<long long>(row) * stride + col) = make_uint4(
+  if (p.row_gate != nullptr) {
+    const float of_row = p.row_gate[static_cast<long long>(row) * p.row_gate_stride];
+    const float factor = __fdividef(1.0f, 1.0f + __expf(-of_row));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] *= factor;
+  }
+  *reinterpret_cast<uint4*>(p.output + static_cast<long long>(row) * stride + col) = make_uint4(
       PackBf16(a[0], a[1]), PackBf16(a[2], a[3]), PackBf16(a[4], a[5]), PackBf16(a[6], a[7]));
 }
 
@@ -310,11 +316,11 @@ void LaunchUnpack(const PackedMatrix& matrix, int index, __nv_bfloat16* output,
   WithWeightFormat(matrix, launch);
 }
 
-void LaunchSiluMul(const __nv_bfloat16* gates, const float* bias, int rows, int width,
-                   __nv_bfloat16* output, cudaStream_t stream) {
-  const unsigned blocks = Blocks(static_cast<long long>(rows) * (Bf16Stride(width) / 8));
-  Launch("the gate kernel", width % 8 == 0 ? SiluMulKernel<true> : SiluMulKernel<false>,
-         dim3(blocks), dim3(kThreads), 0, stream, gates, bias, rows, width, output);
+void LaunchSiluMul(const SiluMulParams& params, cudaStream_t stream) {
+  const unsigned blocks =
+      Blocks(static_cast<long long>(params.rows) * (Bf16Stride(params.width) / 8));
+  Launch("the gate kernel", params.width % 8 == 0 ? SiluMulKernel<true> : SiluMulKernel<false>,
+         dim3(blocks), dim3(kThreads), 0, stream, params);
 }
 
 void LaunchAddBias(const float* bias, float scale, int rows, int width, float* output, int stride,

@@ -30,10 +30,17 @@ void LaunchBf16Norm(const Bf16NormParams& params, cudaStream_t stream);
 void LaunchUnpack(const PackedMatrix& matrix, int index, __nv_bfloat16* output,
                   cudaStream_t stream);
 
-// output [rows, Bf16Stride(width)] = silu(gate + bias) * (up + bias). gates [rows, Bf16Stride(2 *
-// width)] holds gate | up; bias [2 * width] may be null.
-void LaunchSiluMul(const __nv_bfloat16* gates, const float* bias, int rows, int width,
-                   __nv_bfloat16* output, cudaStream_t stream);
+// output [rows, Bf16Stride(width)] = silu(gate + bias) * (up + bias) * sigmoid(row_gate).
+struct SiluMulParams {
+  const __nv_bfloat16* gates = nullptr;  // [rows, Bf16Stride(2 * width)]: gate | up
+  const float* bias = nullptr;           // [2 * width]; null: none
+  const float* row_gate = nullptr;       // [rows, row_gate_stride], the first of each; null: none
+  int row_gate_stride = 0;
+  int rows = 0;
+  int width = 0;
+  __nv_bfloat16* output = nullptr;
+};
+void LaunchSiluMul(const SiluMulParams& params, cudaStream_t stream);
 
 // output [rows, stride] += scale * bias [width].
 void LaunchAddBias(const float* bias, float scale, int rows, int width, float* output, int stride,

@@ -24,7 +24,7 @@ __device__ __forceinline__ float Newest(const CausalConvParams& p, const float* 
 
 __device__ __forceinline__ void Store(const CausalConvParams& p, const float* input, int row,
                                       int channel, float y) {
-  if (p.silu) y = y / (1.0f + expf(-y));
+  if (p.silu) y = ConvSilu(y);
   if (p.gate_after >= 0) y *= input[p.gate_after + channel];
   p.output[static_cast<long long>(row) * p.output_stride + channel] = y;
   if (p.rounded_output != nullptr) {
@@ -124,8 +124,14 @@ void LaunchCausalConv(const CausalConvParams& params, int most_tokens, cudaStrea
   Launch("the convolution kernel", ConvRunKernel,
          dim3(blocks, static_cast<unsigned>(std::min(most_tokens, 256)), runs), dim3(kThreads), 0,
          stream, params);
+  LaunchConvWindow(params, stream);
+}
+
+void LaunchConvWindow(const CausalConvParams& params, cudaStream_t stream) {
   if (params.d_conv == 1) return;
-  Launch("the kernel of the convolution's window", ConvWindowKernel, dim3(blocks, runs),
+  Launch("the kernel of the convolution's window", ConvWindowKernel,
+         dim3(static_cast<unsigned>((params.channels + kThreads - 1) / kThreads),
+              static_cast<unsigned>(params.run_count)),
          dim3(kThreads), 0, stream, params);
 }
 

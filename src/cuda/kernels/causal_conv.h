@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/piece.h"
 #include "cuda/kernels/sequence_table.h"
 
 namespace adder::cuda {
@@ -39,5 +40,15 @@ struct CausalConvParams {
 // Of runs with at most `most_tokens` tokens. A token's result is bitwise the same however the
 // tokens of its sequence are cut into runs.
 void LaunchCausalConv(const CausalConvParams& params, int most_tokens, cudaStream_t stream);
+
+// The window alone: the last u of each run.
+void LaunchConvWindow(const CausalConvParams& params, cudaStream_t stream);
+
+// The same for runs cut into pieces, in bf16 alone: to rounded_output, not output.
+void LaunchCausalConvPieces(const CausalConvParams& params, const Piece* pieces, int piece_count,
+                            cudaStream_t stream);
+// Whether LaunchCausalConvPieces handles it: channels and columns that are multiples of 4, as
+// strides must be.
+bool ConvPiecesSupport(const CausalConvParams& params);
 
 }  // namespace adder::cuda

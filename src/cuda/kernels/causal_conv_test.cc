@@ -144,5 +144,73 @@ INSTANTIATE_TEST_SUITE_P(
                     Rule{64, 4, false, true, true}, Rule{70, 1, true, true, false},
                     Rule{40, 2, false, false, false}, Rule{50, 8, true, true, true}));
 
+// Runs of several pieces, of a few tokens and of one, with and without gates.
+class ConvPiecesTest : public KernelTest {};
+
+TEST_F(ConvPiecesTest, AreTheRoundedRuns) {
+  constexpr int kLengths[] = {1, 150, 20, 256};
+  constexpr int kBegins[] = {9, 2, 0, 1001};
+  for (const Rule& r : {Rule{40, 4, true, false, true}, Rule{520, 3, false, true, false},
+                        Rule{12, 7, true, true, true}, Rule{16, 1, true, false, true}}) {
+    SCOPED_TRACE(testing::Message() << r);
+    CausalConvParams p;
+    p.channels = r.channels;
+    p.d_conv = r.d_conv;
+    p.silu = r.silu;
+    p.x = 4;
+    if (r.gates) p.gate_before = 4 + r.channels, p.gate_after = 4 + 2 * r.channels;
+    ASSERT_TRUE(ConvPiecesSupport(p));
+    p.conv_offset = 64;
+    p.input_stride = 3 * r.channels + 8;
+    p.output_stride = p.rounded_output_stride = r.channels;
+    Numbers numbers(29);
+    const DeviceArray<float> weight(numbers.Vector(static_cast<size_t>(r.d_conv * r.channels)));
+    const DeviceArray<float> bias(numbers.Vector(static_cast<size_t>(r.channels)));
+    p.weight = weight.data();
+    p.bias = r.bias ? bias.data() : nullptr;
+    const auto slot_floats = static_cast<size_t>(64 + r.d_conv * r.channels);
+    const std::vector<float> slots = numbers.Vector(4 * slot_floats);
+    std::vector<Piece> pieces;
+    int rows = 0;
+    for (int i = 0; i < 4; ++i) {
+      for (int done = 0; done < kLengths[i]; done += kPieceTokens) {
+        pieces.push_back({rows + done, std::min(kPieceTokens, kLengths[i] - done), i, 0});
+      }
+      rows += kLengths[i];
+    }
+    const DeviceArray<Piece> device_pieces(pieces);
+    const DeviceArray<float> input(numbers.Vector(static_cast<size_t>(rows * p.input_stride), 2));
+    p.input = input.data();
+    p.run_count = 4;
+    const auto run = [&](bool in_pieces) {
+      const DeviceArray<float> device_slots(slots);
+      const DeviceArray<float> output(static_cast<size_t>(rows * r.channels));
+      const DeviceArray<uint16_t> rounded(static_cast<size_t>(rows * r.channels));
+      std::vector<SequenceRun> runs;
+      int row = 0;
+      for (int i = 0; i < 4; ++i) {
+        runs.push_back({device_slots.data() + static_cast<size_t>(i) * slot_floats, nullptr,
+                        kBegins[i], row, kLengths[i], 0});
+        row += kLengths[i];
+      }
+      const DeviceArray<SequenceRun> device_runs(runs);
+      CausalConvParams of_run = p;
+      of_run.runs = device_runs.data();
+      of_run.output = in_pieces ? nullptr : output.data();
+      of_run.rounded_output = rounded.data();
+      const Stream stream;
+      if (in_pieces) {
+        LaunchCausalConvPieces(of_run, device_pieces.data(), static_cast<int>(pieces.size()),
+                               stream.get());
+      } else {
+        LaunchCausalConv(of_run, 256, stream.get());
+      }
+      stream.Synchronize();
+      return std::make_pair(rounded.Download(), device_slots.Download());
+    };
+    EXPECT_EQ(run(true), run(false));
+  }
+}
+
 }  // namespace
 }  // namespace adder::cuda::test

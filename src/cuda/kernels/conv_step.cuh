@@ -5,6 +5,10 @@
 
 namespace adder::cuda {
 
+// What most mixers put behind the convolution. One function for the kernels that are a convolution
+// and those that have one in them: their results are bitwise the same.
+__device__ __forceinline__ float ConvSilu(float x) { return x / (1.0f + expf(-x)); }
+
 // weight [taps, channels], time-major: the last tap belongs to `newest`. ring [taps][channels]
 // holds the inputs at position p in row p % taps; rows of positions before the sequence are zero.
 template <int kMaxTaps>

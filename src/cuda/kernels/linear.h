@@ -77,6 +77,10 @@ struct ExpertParams {
   int shared_input_stride = 0;
   float* shared_output = nullptr;
   int shared_output_stride = 0;
+  // Down: [tokens, shared_gate_stride], the first of each row; its sigmoid multiplies what the
+  // shared expert adds. Null: none.
+  const float* shared_gate = nullptr;
+  int shared_gate_stride = 0;
 
   // Gate, up of one token: the router's matrix, if this launch is to choose the experts too (`rows`
   // 0: no). Needs CanRoute. `routing` is then written, as kRouter writes it.

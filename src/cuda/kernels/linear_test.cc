@@ -365,6 +365,11 @@ TEST_P(LinearKernels, Experts) {
     p.shared = shared_down.view;
     p.shared_input = shared_activated.data();
     p.shared_input_stride = shared_width;
+    // With a gate of the shared expert where there are several tokens.
+    const std::vector<float> gates = numbers.Vector(static_cast<size_t>(3 * tokens), 2);
+    const DeviceArray<float> device_gates(gates);
+    if (tokens > 1) p.shared_gate = device_gates.data();
+    p.shared_gate_stride = 3;
     LaunchExpertDown(p, OnDevice(false), stream.get());
     stream.Synchronize();
     const std::vector<float> found = output.Download();
@@ -393,7 +398,8 @@ TEST_P(LinearKernels, Experts) {
         const float* choice = routing.data() + token * 2 * kTopK;
         add(gate_up, down, static_cast<int>(choice[kTopK + j]), width, choice[j]);
       }
-      add(shared_gate_up, shared_down, 0, shared_width, 1);
+      const double gate = gates[static_cast<size_t>(3 * token)];
+      add(shared_gate_up, shared_down, 0, shared_width, tokens > 1 ? 1 / (1 + std::exp(-gate)) : 1);
       EXPECT_LT(test::RelativeError(found, expected, static_cast<size_t>(token) * kHidden, kHidden),
                 5e-4)
           << "token " << token << " of " << tokens;

@@ -59,6 +59,8 @@ struct MatvecParams {
   PackedMatrix shared;
   const float* shared_input;
   int shared_input_stride;
+  const float* shared_gate;
+  int shared_gate_stride;
   float* shared_output;
   int shared_output_stride;
   // Of the second matrix of a pair.
@@ -316,6 +318,12 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   }
   if (p.input_rows != nullptr) input += static_cast<long long>(*p.input_rows) * p.input_stride;
   float squares = 0;
+  float shared_weight = 1;
+  if (kExperts == Experts::kDown && params.shared_gate != nullptr) {
+    const float gate =
+        params.shared_gate[static_cast<long long>(blockIdx.y) * params.shared_gate_stride];
+    shared_weight = __fdividef(1.0f, 1.0f + __expf(-gate));
+  }
   if (prepares) {
     const int step = params.preparing_warps * 2 * kChunkCols;
     const auto load_input = [&](int col, float2& x, float2& y) {
@@ -330,7 +338,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         x = from < width ? *reinterpret_cast<const float2*>(activated + from) : none;
         y = from + kSecond < width ? *reinterpret_cast<const float2*>(activated + from + kSecond)
                                    : none;
-        const float weight = of_shared ? 1.0f : routing[choice];
+        const float weight = of_shared ? shared_weight : routing[choice];
         x.x *= weight, x.y *= weight, y.x *= weight, y.y *= weight;
       } else if constexpr (kConvolves) {
         const bool writes = blockIdx.x == 0;

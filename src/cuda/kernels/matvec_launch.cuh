@@ -184,6 +184,8 @@ void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
     launcher.params.shared = experts->shared;
     launcher.params.shared_input = experts->shared_input;
     launcher.params.shared_input_stride = experts->shared_input_stride;
+    launcher.params.shared_gate = experts->shared_gate;
+    launcher.params.shared_gate_stride = experts->shared_gate_stride;
     launcher.params.shared_output = experts->shared_output;
     launcher.params.shared_output_stride = experts->shared_output_stride;
     launcher.params.router = experts->router;

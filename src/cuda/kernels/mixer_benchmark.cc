@@ -14,6 +14,7 @@
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/chain_for_benchmark.h"
 #include "cuda/kernels/device_data_for_test.h"
+#include "cuda/kernels/gated_delta.h"
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/sample.h"
@@ -37,6 +38,26 @@ void Time(const std::string& name, double bytes, const Stream& stream,
 }
 
 bool Wanted(const std::string& name) { return name.find(filter) != std::string::npos; }
+
+// Runs of one token whose slots of `floats` lie in another order than the sequences of the batch.
+std::vector<SequenceRun> ShuffledRuns(float* slots, size_t floats, int batch) {
+  std::vector<size_t> order(static_cast<size_t>(batch));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(1));
+  std::vector<SequenceRun> runs;
+  for (int i = 0; i < batch; ++i) {
+    runs.push_back({slots + order[static_cast<size_t>(i)] * floats, nullptr, 100 + i, i, 1, 0});
+  }
+  return runs;
+}
+
+// Repeated: making so many random numbers takes longer than measuring.
+DeviceArray<float> RepeatedFloats(size_t count) {
+  const std::vector<float> some = RandomFloats(1, 1 << 20, -0.1f, 0.1f);
+  std::vector<float> floats(count);
+  for (size_t i = 0; i < count; ++i) floats[i] = some[i % some.size()];
+  return DeviceArray<float>(floats);
+}
 
 struct MambaCase {
   const char* model;
@@ -62,11 +83,7 @@ void TimeMamba2(const MambaCase& c, int batch) {
   const size_t layer = state + (4 * channels + 63) / 64 * 64;
   p.ssm_offset = static_cast<long long>(layer - state);
   const size_t layers = std::clamp<size_t>(kOutOfCache / (4 * layer * rows), 4, kChain);
-  // Repeated: making so many random numbers takes longer than measuring.
-  const std::vector<float> some = RandomFloats(1, 1 << 20, -0.1f, 0.1f);
-  std::vector<float> state_floats(layer * layers * rows);
-  for (size_t i = 0; i < state_floats.size(); ++i) state_floats[i] = some[i % some.size()];
-  const DeviceArray<float> slots(state_floats);
+  const DeviceArray<float> slots = RepeatedFloats(layer * layers * rows);
   const DeviceArray<float> weights(RandomFloats(2, layers * 6 * channels));
   p.projected_stride = static_cast<int>(2 * heads * static_cast<size_t>(c.head_dim) +
                                         2 * 128 * static_cast<size_t>(c.groups) + heads);
@@ -74,16 +91,7 @@ void TimeMamba2(const MambaCase& c, int batch) {
   const DeviceArray<float> projected(
       RandomFloats(3, rows * static_cast<size_t>(p.projected_stride)));
   const DeviceArray<float> output(rows * static_cast<size_t>(p.inner()));
-  // Slots lie in another order than the sequences of the batch.
-  std::vector<size_t> order(rows);
-  std::iota(order.begin(), order.end(), 0);
-  std::shuffle(order.begin(), order.end(), std::mt19937(1));
-  std::vector<SequenceRun> runs;
-  for (int i = 0; i < batch; ++i) {
-    runs.push_back(
-        {slots.data() + order[static_cast<size_t>(i)] * layer * layers, nullptr, 100 + i, i, 1, 0});
-  }
-  const DeviceArray<SequenceRun> device_runs(runs);
+  const DeviceArray<SequenceRun> device_runs(ShuffledRuns(slots.data(), layer * layers, batch));
   p.runs = device_runs.data();
   p.run_count = batch;
   p.projected = projected.data();
@@ -104,10 +112,66 @@ void TimeMamba2(const MambaCase& c, int batch) {
   });
 }
 
+struct DeltaCase {
+  const char* model;
+  int key_heads;
+  int value_heads;
+  bool per_channel;
+};
+
+void TimeGatedDelta(const DeltaCase& c, int batch) {
+  const std::string name =
+      std::string("gated delta ") + c.model + " batch " + std::to_string(batch);
+  if (!Wanted(name)) return;
+  constexpr size_t kDim = 128;
+  GatedDeltaParams p;
+  p.key_heads = c.key_heads;
+  p.value_heads = c.value_heads;
+  p.key_dim = p.value_dim = kDim;
+  p.decay_per_channel = c.per_channel;
+  p.qk_eps = p.norm_eps = 1e-6f;
+  p.d_conv = 4;
+  p.exact = false;
+  const auto channels = static_cast<size_t>(p.conv_channels());
+  const auto rows = static_cast<size_t>(batch);
+  const auto heads = static_cast<size_t>(c.value_heads);
+  const size_t decays = heads * (c.per_channel ? kDim : 1);
+  const size_t state = heads * kDim * kDim;
+  const size_t layer = state + 4 * channels;
+  const size_t layers = std::clamp<size_t>(kOutOfCache / (4 * layer * rows), 4, kChain);
+  const DeviceArray<float> slots = RepeatedFloats(layer * layers * rows);
+  const DeviceArray<float> weights(RandomFloats(2, 4 * channels + decays + heads + kDim, -1, 0));
+  const size_t width = channels + heads + decays + heads * kDim;
+  const DeviceArray<float> projected(RandomFloats(3, rows * width));
+  const DeviceArray<float> output(rows * heads * kDim);
+  const DeviceArray<SequenceRun> device_runs(ShuffledRuns(slots.data(), layer * layers, batch));
+  p.conv_weight = weights.data();
+  p.dt_bias = p.conv_weight + 4 * channels;
+  p.a = p.dt_bias + decays;
+  p.norm_weight = p.a + heads;
+  p.runs = device_runs.data();
+  p.run_count = p.rows = batch;
+  p.qkv = projected.data();
+  p.beta = p.qkv + channels;
+  p.decay = p.beta + heads;
+  p.gate = p.decay + decays;
+  p.qkv_stride = p.beta_stride = p.decay_stride = p.gate_stride = static_cast<int>(width);
+  p.output = output.data();
+  p.output_stride = static_cast<int>(heads * kDim);
+  const Stream stream;
+  Time(name, static_cast<double>(rows * (8 * state + 16 * channels)), stream, [&](int i) {
+    GatedDeltaParams of_layer = p;
+    of_layer.state_offset = static_cast<long long>(static_cast<size_t>(i) % layers * layer);
+    of_layer.conv_offset = of_layer.state_offset + static_cast<long long>(state);
+    LaunchGatedDeltaStep(of_layer, stream.get());
+  });
+}
+
 struct AttentionCase {
   const char* model;
   int heads;
   int kv_heads;
+  int head_dim;
   int rotary_dim;
 };
 
@@ -115,11 +179,11 @@ void TimeAttention(const AttentionCase& c, int batch, int positions) {
   const std::string name = std::string("attention ") + c.model + " batch " + std::to_string(batch) +
                            " at " + std::to_string(positions);
   if (!Wanted(name)) return;
-  constexpr int kHeadDim = 64;
+  const int head_dim = c.head_dim;
   constexpr int kPagePositions = 64;
   const auto rows = static_cast<size_t>(batch);
   const size_t pages = static_cast<size_t>(positions / kPagePositions + 1);
-  const size_t layer = 4 * kPagePositions * kHeadDim * static_cast<size_t>(c.kv_heads);
+  const size_t layer = static_cast<size_t>(4 * kPagePositions * head_dim * c.kv_heads);
   const size_t layers = std::clamp<size_t>(kOutOfCache / (layer * pages * rows), 4, 32);
   const size_t page = layer * layers;
   // Bits of moderate bf16 numbers.
@@ -145,16 +209,16 @@ void TimeAttention(const AttentionCase& c, int batch, int positions) {
   }
   const DeviceArray<SequenceRun> device_runs(runs);
   const DeviceArray<int> row_runs(identity);
-  const int width = (c.heads + 2 * c.kv_heads) * kHeadDim;
+  const int width = (c.heads + 2 * c.kv_heads) * head_dim;
   const DeviceArray<float> qkv(RandomFloats(2, rows * static_cast<size_t>(width)));
-  const DeviceArray<float> frequencies(RandomFloats(3, kHeadDim, 0, 1));
-  const DeviceArray<float> output(rows * static_cast<size_t>(c.heads * kHeadDim));
-  const DeviceArray<float> partial(AttentionScratchFloats(batch, c.heads, kHeadDim));
+  const DeviceArray<float> frequencies(RandomFloats(3, static_cast<size_t>(head_dim), 0, 1));
+  const DeviceArray<float> output(rows * static_cast<size_t>(c.heads * head_dim));
+  const DeviceArray<float> partial(AttentionScratchFloats(batch, c.heads, head_dim));
   const DeviceArray<unsigned> arrivals(AttentionCounters(batch, c.heads));
   AttentionParams p;
   p.heads = c.heads;
   p.kv_heads = c.kv_heads;
-  p.head_dim = kHeadDim;
+  p.head_dim = head_dim;
   p.scale = 0.125f;
   p.inverse_frequencies = c.rotary_dim > 0 ? frequencies.data() : nullptr;
   p.rotary_dim = c.rotary_dim;
@@ -166,12 +230,12 @@ void TimeAttention(const AttentionCase& c, int batch, int positions) {
   p.qkv = qkv.data();
   p.qkv_stride = width;
   p.output = output.data();
-  p.output_stride = c.heads * kHeadDim;
+  p.output_stride = c.heads * head_dim;
   p.partial = partial.data();
   p.arrivals = arrivals.data();
   const Stream stream;
   const double bytes =
-      static_cast<double>(rows) * positions * 4 * kHeadDim * static_cast<double>(c.kv_heads);
+      static_cast<double>(rows) * positions * 4 * head_dim * static_cast<double>(c.kv_heads);
   Time(name, bytes, stream, [&](int i) {
     AttentionParams of_layer = p;
     of_layer.kv_offset = static_cast<long long>(static_cast<size_t>(i) % layers * layer);
@@ -251,8 +315,14 @@ void TimeAll() {
   for (const MambaCase& c : {MambaCase{"granite-350m", 48, 32, 1}, {"mamba2-1.3b", 64, 64, 1}}) {
     for (const int batch : {1, 2, 8, 32, 128}) TimeMamba2(c, batch);
   }
+  for (const DeltaCase& c : {DeltaCase{"qwen3.5-0.8b", 16, 16, false},
+                             {"qwen3.5-35b", 16, 32, false},
+                             {"kimi-linear", 32, 32, true}}) {
+    for (const int batch : {1, 8, 64}) TimeGatedDelta(c, batch);
+  }
   for (const AttentionCase& c :
-       {AttentionCase{"granite-350m", 12, 4, 0}, AttentionCase{"llama-3.2-1b", 32, 8, 64}}) {
+       {AttentionCase{"granite-350m", 12, 4, 64, 0}, AttentionCase{"llama-3.2-1b", 32, 8, 64, 64},
+        AttentionCase{"qwen3.5-0.8b", 8, 2, 256, 64}}) {
     for (const int batch : {1, 8, 32, 128}) TimeAttention(c, batch, 512);
     for (const int batch : {1, 8}) TimeAttention(c, batch, 8192);
   }
