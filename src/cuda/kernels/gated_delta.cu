@@ -276,7 +276,9 @@ struct Token {
 template <bool kExact>
 __device__ __forceinline__ void StoreOutput(const GatedDeltaParams& p, long long row, int at,
                                             float y, float squares, float weight, float gate) {
-  const float factor = InverseRoot<kExact>(squares / static_cast<float>(p.value_dim) + p.norm_eps);
+  const auto size = static_cast<float>(p.value_dim);
+  const float mean = kExact ? squares / size : __fdividef(squares, size);
+  const float factor = InverseRoot<kExact>(mean + p.norm_eps);
   float activated = Sigmoid<kExact>(gate);
   if (!p.gate_sigmoid) activated = __fmul_rn(activated, gate);
   const float out = __fmul_rn(__fmul_rn(__fmul_rn(y, factor), weight), activated);
