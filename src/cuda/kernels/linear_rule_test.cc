@@ -265,6 +265,126 @@ TEST_P(LinearRules, RouterInOneLaunch) {
   }
 }
 
+// Two matrices that read one row, with rows of their own factors, biases and scales.
+TEST_P(LinearRules, PairInOneLaunch) {
+  constexpr int kCols = 320;
+  constexpr int kRows[] = {88, 40};
+  const Matrices first(GetParam(), 1, kRows[0], kCols, false, 51);
+  const Matrices second(GetParam(), 1, kRows[1], kCols, false, 52);
+  ASSERT_TRUE(CanPair(first.view, second.view, OnDevice(false)));
+  Numbers numbers(53);
+  const std::vector<float> input = numbers.Vector(kCols), norm = numbers.Vector(kCols, 0.3f, 0.2f);
+  const std::vector<float> factors = numbers.Vector(88, 1, 0.5f), bias = numbers.Vector(88);
+  const DeviceArray<float> device_input(input), device_norm(norm), device_factors(factors),
+      device_bias(bias), first_output(size_t{88}), second_output(size_t{40});
+  LinearParams p;
+  p.matrix = first.view;
+  p.input = device_input.data();
+  p.input_stride = kCols;
+  p.tokens = 1;
+  p.norm_weight = device_norm.data();
+  p.norm_eps = 1e-3f;
+  p.rule.factors = device_factors.data();
+  p.scale = 0.5f;
+  p.output = first_output.data();
+  p.output_stride = kRows[0];
+  LinearParams q = p;
+  q.matrix = second.view;
+  q.rule.factors = nullptr;
+  q.bias = device_bias.data();
+  q.scale = -2;
+  q.output = second_output.data();
+  q.output_stride = kRows[1];
+  const Stream stream;
+  LaunchLinearPair(p, q, OnDevice(false), stream.get());
+  stream.Synchronize();
+  double squares = 0;
+  for (float x : input) squares += double{x} * x;
+  const double factor = 1 / std::sqrt(squares / kCols + 1e-3);
+  for (const bool of_second : {false, true}) {
+    std::vector<double> expected;
+    for (int row = 0; row < kRows[of_second ? 1 : 0]; ++row) {
+      double sum = 0;
+      for (int col = 0; col < kCols; ++col) {
+        const auto c = static_cast<size_t>(col);
+        sum += (of_second ? second : first).at(0, row, col) * input[c] * norm[c] * factor;
+      }
+      const auto r = static_cast<size_t>(row);
+      expected.push_back(of_second ? -2 * (sum + bias[r]) : 0.5 * factors[r] * sum);
+    }
+    EXPECT_LT(RelativeError((of_second ? second_output : first_output).Download(), expected, 0,
+                            expected.size()),
+              5e-4)
+        << (of_second ? "second" : "first");
+  }
+}
+
+// A matrix that reads what a convolution with gates makes of one token.
+TEST_P(LinearRules, ConvolutionInTheSameLaunch) {
+  constexpr int kChannels = 320;
+  constexpr int kTaps = 3;
+  constexpr int kRows = 40;
+  constexpr int kPosition = 7;
+  constexpr int kOffset = 12;
+  const Matrices matrix(GetParam(), 1, kRows, kChannels, false, 61);
+  Numbers numbers(62);
+  const std::vector<float> projected = numbers.Vector(3 * kChannels),
+                           weight = numbers.Vector(kTaps * kChannels),
+                           bias = numbers.Vector(kChannels), residual = numbers.Vector(kRows),
+                           slot = numbers.Vector(kOffset + kTaps * kChannels);
+  const DeviceArray<float> device_projected(projected), device_weight(weight), device_bias(bias),
+      output(residual), device_slot(slot);
+  const DeviceArray<SequenceRun> runs(
+      std::vector<SequenceRun>{{device_slot.data(), nullptr, kPosition, 0, 1, 0}});
+  CausalConvParams conv;
+  conv.channels = kChannels;
+  conv.d_conv = kTaps;
+  conv.weight = device_weight.data();
+  conv.bias = device_bias.data();
+  conv.conv_offset = kOffset;
+  conv.gate_before = 0;
+  conv.gate_after = kChannels;
+  conv.x = 2 * kChannels;
+  conv.runs = runs.data();
+  conv.run_count = 1;
+  conv.input = device_projected.data();
+  conv.input_stride = 3 * kChannels;
+  ASSERT_TRUE(CanConvolve(matrix.view, conv, OnDevice(false)));
+  LinearParams p;
+  p.matrix = matrix.view;
+  p.tokens = 1;
+  p.epilogue = LinearEpilogue::kAdd;
+  p.scale = 0.5f;
+  p.output = output.data();
+  p.output_stride = kRows;
+  const Stream stream;
+  LaunchConvolvedLinear(p, conv, OnDevice(false), stream.get());
+  stream.Synchronize();
+  std::vector<double> convolved;
+  std::vector<float> expected_slot = slot;
+  for (size_t c = 0; c < kChannels; ++c) {
+    const float newest = projected[c] * projected[2 * kChannels + c];
+    expected_slot[kOffset + kPosition % kTaps * kChannels + c] = newest;
+    double sum = bias[c] + double{weight[2 * kChannels + c]} * newest;
+    for (int back = 1; back < kTaps; ++back) {
+      const auto row = static_cast<size_t>((kPosition - back) % kTaps);
+      sum += double{weight[static_cast<size_t>(kTaps - 1 - back) * kChannels + c]} *
+             slot[kOffset + row * kChannels + c];
+    }
+    convolved.push_back(sum * projected[kChannels + c]);
+  }
+  std::vector<double> expected;
+  for (int row = 0; row < kRows; ++row) {
+    double sum = 0;
+    for (int c = 0; c < kChannels; ++c) {
+      sum += matrix.at(0, row, c) * convolved[static_cast<size_t>(c)];
+    }
+    expected.push_back(residual[static_cast<size_t>(row)] + 0.5 * sum);
+  }
+  EXPECT_LT(RelativeError(output.Download(), expected, 0, expected.size()), 5e-4);
+  EXPECT_EQ(device_slot.Download(), expected_slot);
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, LinearRules, testing::ValuesIn(kFormats),
                          [](const auto& test) { return std::string(test.param.name); });
 
