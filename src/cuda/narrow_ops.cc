@@ -120,8 +120,10 @@ void NarrowOps::AllocateBuffers() {
     products =
         std::max(products, rows * static_cast<size_t>(StrideOf(Narrow(matrix.rows * parts))));
   };
+  size_t mixed = 0;
   size_t counters = rows;
   for (const Op& op : program_.ops) {
+    mixed = std::max(mixed, rows * static_cast<size_t>(MixedFloats(op)));
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
       convolved = std::max(convolved, rows * static_cast<size_t>(mamba->mixer.conv_channels()));
     } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
@@ -135,22 +137,32 @@ void NarrowOps::AllocateBuffers() {
       partial =
           std::max(partial, AttentionScratchFloats(rows_, Narrow(m.heads), Narrow(m.head_dim)));
       counters = std::max(counters, AttentionCounters(rows_, Narrow(m.heads)));
+    } else if (const auto* latent = std::get_if<LatentAttentionOp>(&op.body)) {
+      const LatentAttention& m = latent->mixer;
+      partial = std::max(partial, AttentionScratchFloats(rows_, Narrow(m.heads), Narrow(m.latent)));
+      counters = std::max(counters, AttentionCounters(rows_, Narrow(m.heads)));
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      scores = std::max(scores, rows * static_cast<size_t>(StrideOf(Narrow(router->experts))));
+      const int choices = weights_.matrix(router->router.weight).rows;
+      scores = std::max(scores, rows * static_cast<size_t>(StrideOf(choices)));
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (linear->norm && linear->norm->groups > 1) {
+      if (linear->norm && NormsApart(*linear->norm)) {
         normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
       }
-      if (NeedsFinish(*linear)) raise_products(weights_.matrix(linear->linear.weight), 1);
+      if (FinishesApart(*linear)) raise_products(weights_.matrix(linear->linear.weight), 1);
+    } else if (const auto* shift = std::get_if<TokenShiftOp>(&op.body)) {
+      normalized = std::max(normalized, rows * static_cast<size_t>(Stride(shift->input)));
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       if (NeedsFinish(*gate_up)) raise_products(weights_.stack(gate_up->gate_up), gate_up->top_k);
     }
   }
-  for (size_t floats : {convolved, partial, scores, normalized, products, steps}) add(floats);
+  for (size_t floats : {convolved, partial, scores, normalized, products, steps, mixed}) {
+    add(floats);
+  }
   activations_ = DeviceMemory(total * sizeof(float));
   buffers_.clear();
   for (size_t offset : offsets) buffers_.push_back(activations_.as<float>() + offset);
-  float** const scratch[] = {&steps_, &products_, &normalized_, &scores_, &partial_, &convolved_};
+  float** const scratch[] = {&mixed_,  &steps_,   &products_, &normalized_,
+                             &scores_, &partial_, &convolved_};
   for (float** place : scratch) {
     *place = buffers_.back();
     buffers_.pop_back();
@@ -201,7 +213,7 @@ const LinearOp* NarrowOps::SharedExpertOf(size_t index) const {
   if (f32_ || slice_.rows > kMostRows || index + 1 >= program_.ops.size()) return nullptr;
   const auto* linear = std::get_if<LinearOp>(&program_.ops[index + 1].body);
   if (linear == nullptr || linear->linear.bias != kNoId || linear->linear.scaled() ||
-      NeedsFinish(*linear)) {
+      linear->input_begin != -1 || NeedsFinish(*linear)) {
     return nullptr;
   }
   const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
@@ -224,7 +236,7 @@ bool NarrowOps::JoinsGates(size_t index) const {
   const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
   const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
   return router != nullptr && gate_up != nullptr && !NeedsFinish(*gate_up) &&
-         router->routing.plain() && router->output == gate_up->routing &&
+         router->routing.plain() && !router->router.scaled() && router->output == gate_up->routing &&
          router->input == gate_up->input && router->norm == gate_up->norm &&
          CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
                   slice_.rows);
@@ -274,6 +286,10 @@ void NarrowOps::Launch(const EmbedOp& op) {
   LaunchEmbed(weights_.matrix(op.embedding), slice_.tokens, slice_.rows, op.scale,
               Values(op.output), Stride(op.output), RoundedOutput(op.output),
               RoundedStride(op.output), stream_.get());
+  if (!op.norm) return;
+  RowUpdateParams update = UpdateParams(op.output, op.output);
+  update.norm = MakeRowNorm(*op.norm);
+  LaunchRowUpdate(update, stream_.get());
 }
 
 void NarrowOps::Launch(const LinearOp& op) {
@@ -287,43 +303,42 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   params.matrix = weights_.matrix(op.linear.weight);
   params.input_rows = input_rows;
   const bool finishes = NeedsFinish(op);
-  if (finishes) {
+  if (FinishesApart(op)) {
     params.output = products_;
     params.output_stride = StrideOf(params.matrix.rows);
   } else {
+    params.output = Values(op.output);
+    params.output_stride = Stride(op.output);
+  }
+  if (!finishes) {
     params.epilogue = op.epilogue == Epilogue::kGated ? LinearEpilogue::kSiluMul
                       : op.epilogue == Epilogue::kAdd ? LinearEpilogue::kAdd
                                                       : LinearEpilogue::kStore;
     params.bias = weights_.vector(op.linear.bias);
     params.scale = op.scale * UniformFactor(op.linear);
-    params.output = Values(op.output);
-    params.output_stride = Stride(op.output);
     params.rounded_output = RoundedOutput(op.output);
     params.rounded_output_stride = RoundedStride(op.output);
   }
-  const LinearShape shape = Shape();
-  if (op.norm && op.norm->groups > 1) {
-    RmsNormParams norm = NormParams(*op.norm, op.input);
-    norm.input = params.input;
-    norm.rows = tokens;
-    norm.input_rows = input_rows;
-    norm.output = normalized_;
-    // The input's rounded copy is not needed: its place serves the normalised rows.
-    norm.rounded_output = rounded_[static_cast<size_t>(op.input)];
-    rounded_fresh_[static_cast<size_t>(op.input)] = false;
-    norm.rounded_stride = RoundedStride(op.input);
-    LaunchRmsNorm(norm, stream_.get());
+  LinearShape shape = Shape();
+  const int begin = op.input_begin == -1 ? 0 : Narrow(op.input_begin);
+  // Only the exact kernel reads rows from any place on.
+  if (begin % 8 != 0) shape.batch_invariant = true;
+  if (op.norm && NormsApart(*op.norm)) {
+    NormInput(op, input, tokens, input_rows);
     params.input = normalized_;
     params.input_rows = nullptr;
     params.norm_weight = nullptr;
-    params.rounded_input = norm.rounded_output;
+    params.rounded_input = rounded_[static_cast<size_t>(op.input)];
   } else if (ReadsRounded(shape, tokens)) {
-    params.rounded_input = RoundedInput(op.input, input, tokens, input_rows);
+    params.rounded_input = RoundedInput(op.input, input, tokens, input_rows) + begin;
   }
+  params.input += begin;
   params.rounded_input_stride = RoundedStride(op.input);
   LaunchLinear(params, shape, stream_.get());
   if (!finishes) return;
   FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows, 1);
+  finish.products = params.output;
+  finish.products_stride = params.output_stride;
   finish.input_scale = op.linear.input_scale;
   finish.bias = weights_.vector(op.linear.bias);
   int end = 0;
@@ -339,7 +354,16 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
     finish.row_gate = Values(op.row_gate);
     finish.row_gate_stride = Stride(op.row_gate);
   }
+  if (op.addend != kNoId) {
+    finish.addend = Values(op.addend);
+    finish.addend_stride = Stride(op.addend);
+  }
+  if (op.factor != kNoId) {
+    finish.factor = Values(op.factor) + op.factor_column;
+    finish.factor_stride = Stride(op.factor);
+  }
   finish.scale = op.scale;
+  finish.cap = op.cap;
   finish.adds = op.epilogue == Epilogue::kAdd;
   LaunchFinish(finish, stream_.get());
 }
@@ -387,6 +411,14 @@ void NarrowOps::Launch(const Mamba2Op& op) {
 }
 
 void NarrowOps::Launch(const NormAddOp& op) {
+  if (op.norm.centered) {
+    RowUpdateParams update = UpdateParams(op.input, op.output);
+    update.norm = MakeRowNorm(op.norm);
+    update.scale = op.scale;
+    update.keep = 1;
+    LaunchRowUpdate(update, stream_.get());
+    return;
+  }
   RmsNormParams norm = NormParams(op.norm, op.input);
   norm.epilogue = NormEpilogue::kAdd;
   norm.scale = op.scale;
@@ -526,7 +558,7 @@ void NarrowOps::Launch(const RouterOp& op) {
   LinearParams params = Params(op.input, op.norm, slice_.rows);
   params.matrix = weights_.matrix(op.router.weight);
   params.bias = weights_.vector(op.router.bias);
-  const bool plain = op.routing.plain();
+  const bool plain = op.routing.plain() && !op.router.scaled();
   if (plain) {
     params.epilogue = LinearEpilogue::kRouter;
     params.output = Values(op.output);
@@ -535,6 +567,7 @@ void NarrowOps::Launch(const RouterOp& op) {
     params.scores = scores_;
     params.arrivals = counters_.as<unsigned>();
   } else {
+    params.scale = UniformFactor(op.router);
     params.output = scores_;
     params.output_stride = StrideOf(params.matrix.rows);
   }
@@ -549,7 +582,8 @@ void NarrowOps::Launch(const RouterOp& op) {
   route.logits = scores_;
   route.logits_stride = params.output_stride;
   route.tokens = slice_.rows;
-  route.experts = Narrow(op.experts);
+  route.experts = Narrow(op.experts + routing.idle);
+  route.idle = Narrow(routing.idle);
   route.top_k = Narrow(op.top_k);
   route.sigmoid = routing.scores == RouterScores::kSigmoid;
   route.choice_bias = weights_.vector(routing.choice_bias);
@@ -558,6 +592,7 @@ void NarrowOps::Launch(const RouterOp& op) {
   route.normalizes = routing.normalize;
   route.normalize_eps = routing.normalize_eps;
   route.scale = routing.scale;
+  route.expert_scale = weights_.vector(routing.expert_scale);
   route.output = Values(op.output);
   route.output_stride = Stride(op.output);
   LaunchRoute(route, stream_.get());
@@ -599,6 +634,12 @@ void NarrowOps::Launch(const ExpertDownOp& op) {
   params.linear.scale = op.scale;
   params.linear.output = Values(op.output);
   params.linear.output_stride = Stride(op.output);
+  if (op.store) {
+    const size_t row_bytes = static_cast<size_t>(Stride(op.output)) * sizeof(float);
+    Check(cudaMemsetAsync(params.linear.output, 0, static_cast<size_t>(slice_.rows) * row_bytes,
+                          stream_.get()),
+          "cudaMemset");
+  }
   params.routing = Values(op.routing);
   params.routing_stride = Stride(op.routing);
   params.top_k = Narrow(op.top_k);

@@ -24,5 +24,9 @@ Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const
 AttentionParams MixerParams(const AttentionOp& op, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,
                             const Slice& slice);
+// The same of latent attention, whose keys are one head.
+AttentionParams LatentParams(const LatentAttentionOp& op, const Program& program,
+                             const DeviceWeights& weights, const DeviceState& state,
+                             const Slice& slice);
 
 }  // namespace adder::cuda

@@ -57,22 +57,28 @@ bool WideOps::Support(const Program& program) {
       if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), Narrow(m.d_conv))) {
         return false;
       }
+    } else if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
+      if (embed->norm) return false;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
+      if (attention->mixer.window > 0 || !attention->mixer.owns_kv()) return false;
       if (!AttentionChunksSupport(Narrow(attention->mixer.head_dim),
                                   Narrow(program.layout.page_positions))) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (NeedsFinish(*linear)) return false;
+      if (NeedsFinish(*linear) || linear->input_begin != -1) return false;
+      if (linear->norm && (linear->norm->centered || linear->norm->weight == kNoId)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
       // Norms read groups four values at a time.
       if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
         return false;
       }
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      if (!router->routing.plain() || router->experts > kMostGroupedExperts) return false;
+      if (!router->routing.plain() || router->router.scaled() || router->experts > kMostGroupedExperts) return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       if (NeedsFinish(*gate_up) || gate_up->intermediate % 8 != 0) return false;
+    } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
+      if (down->store) return false;
     }
   }
   return true;

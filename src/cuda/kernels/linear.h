@@ -85,6 +85,11 @@ bool ReadsRounded(const LinearShape& shape, int tokens);
 
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);
 
+// For each token and each of the stack's `heads` matrices h: output[token][h * rows ..] = scale *
+// W_h input[token][h * step .. h * step + cols). Always batch-invariant. Without a norm, a bias,
+// input_rows, and with epilogue kStore.
+void LaunchHeadsLinear(const LinearParams& params, int heads, int step, cudaStream_t stream);
+
 // For each token and chosen expert j: output[token][j * width ..] = silu(gate) * up, width = rows /
 // 2 of an interleaved stack; epilogue kSiluMul. With kStore W_j norm(x), width = rows, of a stack
 // that is not interleaved, without a shared expert and without CanRoute.

@@ -1,6 +1,7 @@
 // A thread per result; a block owns results of one row.
 #include <cuda_bf16.h>
 
+#include "cuda/kernels/activation.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_finish.h"
 
@@ -8,26 +9,6 @@ namespace adder::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-__device__ __forceinline__ float Activate(Activation activation, float x) {
-  switch (activation) {
-    case Activation::kSilu:
-      return x / (1.0f + expf(-x));
-    case Activation::kGelu:
-      return 0.5f * x * erfcf(-0.707106781f * x);
-    case Activation::kGeluTanh:
-      return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x)));
-    case Activation::kRelu2:
-      return x > 0 ? x * x : 0.0f;
-    case Activation::kSigmoid:
-      return Sigmoid(x);
-    case Activation::kTanh:
-      return tanhf(x);
-  }
-  return x;
-}
 
 __global__ void __launch_bounds__(kThreads) FinishKernel(const __grid_constant__ FinishParams p) {
   PdlWait();
@@ -47,7 +28,9 @@ __global__ void __launch_bounds__(kThreads) FinishKernel(const __grid_constant__
     for (int i = kMostRowFactors - 1; i >= 0; --i) {
       if (i < p.factor_count && index < p.factor_ends[i]) factor = p.factors[i];
     }
-    return z * factor;
+    z *= factor;
+    if (p.addend != nullptr) z += p.addend[static_cast<long long>(row) * p.addend_stride + index];
+    return z;
   };
   float y = value(r);
   if (p.gated || p.activates) y = Activate(p.activation, y);
@@ -55,8 +38,10 @@ __global__ void __launch_bounds__(kThreads) FinishKernel(const __grid_constant__
   if (p.row_gate != nullptr) {
     y *= Sigmoid(p.row_gate[static_cast<long long>(row) * p.row_gate_stride]);
   }
+  if (p.factor != nullptr) y *= p.factor[static_cast<long long>(row) * p.factor_stride + at];
   float* to = p.output + static_cast<long long>(row) * p.output_stride + at;
   y = fmaf(p.scale, y, p.adds ? *to : 0.0f);
+  if (p.cap > 0) y = p.cap * tanhf(y / p.cap);
   *to = y;
   if (p.rounded_output != nullptr) {
     p.rounded_output[static_cast<long long>(row) * p.rounded_output_stride + at] =

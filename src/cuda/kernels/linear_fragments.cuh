@@ -189,7 +189,8 @@ __device__ __forceinline__ void SumColumns(const unsigned (&b)[4][2], float (&su
 
 // Experts whose matrices a kernel multiplies by; see linear.h.
 // kRoutedGateUp: kGateUp of a token whose experts the same launch chooses.
-enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown };
+// kHeads: all matrices of a stack, each with its own part of the input (LaunchHeadsLinear).
+enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kHeads };
 
 struct KernelParams {
   LinearParams linear;
@@ -201,6 +202,7 @@ struct KernelParams {
   int row_warps;
   int groups;
   float inverse_cols;
+  int head_step;  // of kHeads: from one matrix's columns of the input to the next one's
 };
 
 // Writes one lane's part of a finished tile: the values of rows g and g + 8 for one token. `old` is

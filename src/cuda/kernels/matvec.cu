@@ -216,6 +216,7 @@ void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Exper
     case Experts::kDown:
       return Dispatch<Experts::kDown, LinearEpilogue::kAdd>(linear, experts, shape, stream);
     case Experts::kNone:
+    case Experts::kHeads:  // the exact kernel's alone
       break;
   }
   switch (linear.epilogue) {

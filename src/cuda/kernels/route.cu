@@ -101,8 +101,11 @@ __global__ void __launch_bounds__(32) RouteKernel(const __grid_constant__ RouteP
     const float score = scores[expert];
     sum += score;
     if (lane == 0) {
-      out[j] = score;
-      out[p.top_k + j] = static_cast<float>(expert);
+      const bool idle = expert >= p.experts - p.idle;
+      out[j] = idle                         ? 0.0f
+               : p.expert_scale == nullptr ? score
+                                           : score * p.expert_scale[expert];
+      out[p.top_k + j] = idle ? 0.0f : static_cast<float>(expert);
     }
   }
   __syncwarp();
