@@ -122,8 +122,8 @@ DeviceState::DeviceState(const Program& program, bool kv_bf16, const Stream& str
   const size_t element = kv_bf16 ? 2 : 4;
   for (const KvState& kv : layout.kv) {
     kv_offsets_.push_back(static_cast<long long>(page_bytes_));
-    page_bytes_ += static_cast<size_t>(AlignedFloats(layout.page_positions *
-                                                     (kv.key_width() + kv.value_width()))) *
+    page_bytes_ += static_cast<size_t>(
+                       AlignedFloats(layout.page_positions * (kv.key_width() + kv.value_width()))) *
                    element;
   }
   slots_ = std::make_unique<Pool>(slot_bytes_);

@@ -52,7 +52,7 @@ class DeviceWeights {
 
   std::map<std::vector<MatrixId>, Matrix> matrices_;
   DeviceMemory vectors_;
-  std::vector<size_t> vector_offsets_;  // in floats
+  std::vector<size_t> vector_offsets_;                     // in floats
   std::map<std::vector<float>, size_t> constant_offsets_;  // of numbers that the plan itself has
   size_t ones_offset_ = 0;
   size_t ones_ = 0;

@@ -236,8 +236,9 @@ bool NarrowOps::JoinsGates(size_t index) const {
   const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
   const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
   return router != nullptr && gate_up != nullptr && !NeedsFinish(*gate_up) &&
-         router->routing.plain() && !router->router.scaled() && router->output == gate_up->routing &&
-         router->input == gate_up->input && router->norm == gate_up->norm &&
+         router->routing.plain() && !router->router.scaled() &&
+         router->output == gate_up->routing && router->input == gate_up->input &&
+         router->norm == gate_up->norm &&
          CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
                   slice_.rows);
 }

@@ -70,8 +70,8 @@ struct Unsupported {
     if (op.norm && op.norm->centered) return "a layer norm";
     if (op.norm && op.norm->weight == kNoId) return "a norm without weights before a router";
     // A pass behind the products would have to be told of both.
-    const bool uniform = op.router.row_scales.size() <= 1 &&
-                         (op.router.input_scale == 1 || op.router.bias == kNoId);
+    const bool uniform =
+        op.router.row_scales.size() <= 1 && (op.router.input_scale == 1 || op.router.bias == kNoId);
     if (!uniform) return "a router whose rows have factors of their own";
     const int64_t choices = op.experts + op.routing.idle;
     return (!op.routing.plain() || op.router.scaled()) && choices > kMostRoutedExperts
@@ -108,9 +108,8 @@ struct Unsupported {
                : std::string();
   }
   std::string operator()(const Rwkv7Op& op) const {
-    return op.mixer.head_dim > kMostRwkv7Dim
-               ? Concat("RWKV-7 heads of more than ", kMostRwkv7Dim)
-               : std::string();
+    return op.mixer.head_dim > kMostRwkv7Dim ? Concat("RWKV-7 heads of more than ", kMostRwkv7Dim)
+                                             : std::string();
   }
   std::string operator()(const GatedDeltaOp&) const { return "the gated delta rule"; }
   std::string operator()(const EmbedOp&) const { return {}; }

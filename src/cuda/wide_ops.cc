@@ -74,7 +74,9 @@ bool WideOps::Support(const Program& program) {
         return false;
       }
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      if (!router->routing.plain() || router->router.scaled() || router->experts > kMostGroupedExperts) return false;
+      if (!router->routing.plain() || router->router.scaled() ||
+          router->experts > kMostGroupedExperts)
+        return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       if (NeedsFinish(*gate_up) || gate_up->intermediate % 8 != 0) return false;
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {

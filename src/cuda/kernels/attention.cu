@@ -2,9 +2,9 @@
 //
 // A block of 4 warps owns one row (token), one KV head with up to kHeads of its query heads, and
 // one part of the positions. Lanes: head_dim / 8 lanes share a position, eight dimensions each, or
-// with more than 256 dimensions all lanes kEights times eight; the groups of lanes take positions in
-// turn with an online softmax of their own; then groups and warps merge. With several parts, blocks leave their sums in scratch memory and the last to arrive adds
-// them up in order.
+// with more than 256 dimensions all lanes kEights times eight; the groups of lanes take positions
+// in turn with an online softmax of their own; then groups and warps merge. With several parts,
+// blocks leave their sums in scratch memory and the last to arrive adds them up in order.
 #include <cuda_bf16.h>
 
 #include <algorithm>

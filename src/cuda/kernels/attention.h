@@ -52,8 +52,8 @@ struct AttentionParams {
 
   int window = 0;  // > 0: a token attends to so many positions at most, its own included
   // What follows needs norms of single heads (PlacesHeads): a norm of v; rotation of neighbouring
-  // elements instead of halves; q | k alone in qkv, v being k before its norm and rotation; q alone,
-  // keys and values being in the pages already.
+  // elements instead of halves; q | k alone in qkv, v being k before its norm and rotation; q
+  // alone, keys and values being in the pages already.
   HeadNorm v_norm;
   bool interleaved = false;
   bool values_from_keys = false;

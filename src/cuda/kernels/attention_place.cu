@@ -121,10 +121,10 @@ __global__ void __launch_bounds__(kThreads)
   const int position = run.position + row - run.row;
   const int rope_dim = p.head_dim - p.latent;
   const int head = static_cast<int>(blockIdx.x) - 1;
-  const float* c = head < 0 ? params.kv + static_cast<long long>(row) * params.kv_stride
-                            : params.absorbed +
-                                  static_cast<long long>(row) * params.absorbed_stride +
-                                  head * p.latent;
+  const float* c = head < 0
+                       ? params.kv + static_cast<long long>(row) * params.kv_stride
+                       : params.absorbed + static_cast<long long>(row) * params.absorbed_stride +
+                             head * p.latent;
   const float* r = head < 0 ? c + p.latent
                             : params.query + static_cast<long long>(row) * params.query_stride +
                                   head * (params.nope_dim + rope_dim) + params.nope_dim;
@@ -143,8 +143,7 @@ __global__ void __launch_bounds__(kThreads)
   const float factor = NormFactor(norm, c, p.latent, of_warps);
   T* keys = KeysAt<T>(p, run, position, 0);
   for (int i = thread; i < p.head_dim; i += kThreads) {
-    StoreElement(keys + i,
-                 i < p.latent ? c[i] * factor * WeightOf(norm, i) : turned[i - p.latent]);
+    StoreElement(keys + i, i < p.latent ? c[i] * factor * WeightOf(norm, i) : turned[i - p.latent]);
   }
 }
 

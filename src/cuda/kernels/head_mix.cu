@@ -54,8 +54,7 @@ __global__ void __launch_bounds__(kMostThreads)
     float* delayed = run.recurrent + p.value_offset;
     for (int i = thread; i < half; i += threads) {
       out[channels + i] = in[channels + i];
-      out[channels + half + i] =
-          token == 0 ? delayed[i] : (in - p.stride)[channels + half + i];
+      out[channels + half + i] = token == 0 ? delayed[i] : (in - p.stride)[channels + half + i];
       if (kStep) delayed[i] = in[channels + half + i];
     }
     return;
@@ -91,8 +90,8 @@ __global__ void __launch_bounds__(kMostThreads)
     }
     out[c] = sum;
     if (kStep && ring_rows > 1) {
-      run.recurrent[p.conv_offset +
-                    static_cast<long long>(run.position % ring_rows) * channels + c] = in[c];
+      run.recurrent[p.conv_offset + static_cast<long long>(run.position % ring_rows) * channels +
+                    c] = in[c];
     }
   }
 }
@@ -113,8 +112,7 @@ __global__ void __launch_bounds__(kMostThreads)
   if (at < channels && ring_rows > 1) {
     for (int token = max(0, run.tokens - ring_rows); token < run.tokens; ++token) {
       const int row = (run.position + token) % ring_rows;
-      run.recurrent[p.conv_offset + static_cast<long long>(row) * channels + at] =
-          input(token, at);
+      run.recurrent[p.conv_offset + static_cast<long long>(row) * channels + at] = input(token, at);
     }
   } else if (at >= channels && at < channels + half) {
     run.recurrent[p.value_offset + at - channels] = input(run.tokens - 1, at + half);
@@ -127,7 +125,8 @@ void LaunchHeadMix(const HeadMixParams& params, int most_tokens, cudaStream_t st
   if (params.rows == 0) return;
   const int heads = params.heads + params.kv_heads;
   const int threads = std::min((params.head_dim + 31) / 32 * 32, kMostThreads);
-  Launch("the kernel that mixes heads", most_tokens == 1 ? HeadMixKernel<true> : HeadMixKernel<false>,
+  Launch("the kernel that mixes heads",
+         most_tokens == 1 ? HeadMixKernel<true> : HeadMixKernel<false>,
          dim3(static_cast<unsigned>(heads + 1), static_cast<unsigned>(params.rows)),
          dim3(static_cast<unsigned>(threads)),
          static_cast<size_t>(params.group_taps * params.head_dim) * sizeof(float), stream, params);

@@ -12,8 +12,8 @@ inline constexpr int kMostHeadMixFloats = 4096;
 
 // As HeadMixing in model/plan.h; channels are those of q | k. State of a sequence, in floats after
 // the start of its slot: from conv_offset on a ring [taps + group_taps - 1][channels], the row of
-// position p in row p % (taps + group_taps - 1), unused with one tap of each kind; from value_offset
-// on the last v2 [kv_heads * head_dim / 2].
+// position p in row p % (taps + group_taps - 1), unused with one tap of each kind; from
+// value_offset on the last v2 [kv_heads * head_dim / 2].
 struct HeadMixParams {
   int heads = 0;
   int kv_heads = 0;

@@ -2,9 +2,9 @@
 //
 // A block owns a head of one run and kColumns columns of its state; kSlices threads share a column,
 // each with a slice of its rows in registers. Phases: (1) the state, which earlier steps wrote, is
-// loaded; (2) PdlWait; (3) per kTokens tokens: barrier; q, k and the columns' v go to shared memory;
-// barrier; each thread walks over the tokens; the slices' sums meet by shuffles; (4) the state is
-// written. Sums are taken in an order that depends on sizes alone.
+// loaded; (2) PdlWait; (3) per kTokens tokens: barrier; q, k and the columns' v go to shared
+// memory; barrier; each thread walks over the tokens; the slices' sums meet by shuffles; (4) the
+// state is written. Sums are taken in an order that depends on sizes alone.
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/lightning.h"
 

@@ -10,8 +10,8 @@
 //
 // Ownership: a block owns one tile of rows and kTokenTiles * 2 tokens, of which each takes four
 // columns of an operand, one unused; within it, warps cut the columns of the matrix in kColumnWarps
-// interleaved parts, whatever the batch. With kHeads, blockIdx.z is the matrix. Preconditions: input rows readable up to `cols`; matrix
-// packed as packed_matrix.h says.
+// interleaved parts, whatever the batch. With kHeads, blockIdx.z is the matrix. Preconditions:
+// input rows readable up to `cols`; matrix packed as packed_matrix.h says.
 #include "cuda/kernels/batch_linear.h"
 #include "cuda/kernels/few_linear.h"
 #include "cuda/kernels/launch.cuh"

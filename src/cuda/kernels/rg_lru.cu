@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kWarps * 32)
     recurrent_sum += sums[1][w][warp][lane];
   }
   const bool first = run.position + static_cast<int>(row) - run.row == 0;
-  const Recurrence of = RecurrenceOf(p, input_sum, recurrent_sum, decay,
-                                     inputs[warp * p.block + in_head], first);
+  const Recurrence of =
+      RecurrenceOf(p, input_sum, recurrent_sum, decay, inputs[warp * p.block + in_head], first);
   if constexpr (kStep) {
     const float h = Step(of, old);
     *state = h;
@@ -134,8 +134,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 __global__ void __launch_bounds__(kScanThreads)
     RgLruScanKernel(const __grid_constant__ RgLruParams p) {
-  const int channel =
-      static_cast<int>(blockIdx.x) * kScanThreads + static_cast<int>(threadIdx.x);
+  const int channel = static_cast<int>(blockIdx.x) * kScanThreads + static_cast<int>(threadIdx.x);
   const SequenceRun run = p.runs[blockIdx.y];
   const bool inside = channel < p.width;
   float* state = run.recurrent + p.state_offset + channel;

@@ -102,9 +102,7 @@ __global__ void __launch_bounds__(32) RouteKernel(const __grid_constant__ RouteP
     sum += score;
     if (lane == 0) {
       const bool idle = expert >= p.experts - p.idle;
-      out[j] = idle                         ? 0.0f
-               : p.expert_scale == nullptr ? score
-                                           : score * p.expert_scale[expert];
+      out[j] = idle ? 0.0f : p.expert_scale == nullptr ? score : score * p.expert_scale[expert];
       out[p.top_k + j] = idle ? 0.0f : static_cast<float>(expert);
     }
   }

@@ -19,7 +19,8 @@ struct RowNorm {
 };
 
 // As UpdateOp in program/program.h, y being the input or its norm:
-//   output = total * (keep * (output + keep_bias) * keep_scale + scale * (y + add_bias) * add_scale)
+//   output = total * (keep * (output + keep_bias) * keep_scale + scale * (y + add_bias) *
+//   add_scale)
 // Vectors are [width], null where they change nothing. With keep 0 the output is not read, and may
 // be the input.
 struct RowUpdateParams {

@@ -131,15 +131,13 @@ __global__ void __launch_bounds__(kShiftThreads)
     TokenShiftKernel(const __grid_constant__ TokenShiftParams p) {
   PdlWait();
   PdlTrigger();
-  const int channel =
-      static_cast<int>(blockIdx.x) * kShiftThreads + static_cast<int>(threadIdx.x);
+  const int channel = static_cast<int>(blockIdx.x) * kShiftThreads + static_cast<int>(threadIdx.x);
   if (channel >= p.width) return;
   const auto row = static_cast<long long>(blockIdx.y);
   const SequenceRun run = p.runs[p.row_runs[row]];
   float* state = run.recurrent + p.state_offset + channel;
   const float y = p.input[row * p.input_stride + channel];
-  const float previous =
-      row == run.row ? *state : p.input[(row - 1) * p.input_stride + channel];
+  const float previous = row == run.row ? *state : p.input[(row - 1) * p.input_stride + channel];
   if constexpr (kStep) *state = y;
   for (int part = 0; part < p.parts; ++part) {
     const int at = part * p.width + channel;
@@ -156,8 +154,7 @@ __global__ void __launch_bounds__(kShiftThreads)
     ShiftStateKernel(const __grid_constant__ TokenShiftParams p) {
   PdlWait();
   PdlTrigger();
-  const int channel =
-      static_cast<int>(blockIdx.x) * kShiftThreads + static_cast<int>(threadIdx.x);
+  const int channel = static_cast<int>(blockIdx.x) * kShiftThreads + static_cast<int>(threadIdx.x);
   if (channel >= p.width) return;
   const SequenceRun run = p.runs[blockIdx.y];
   run.recurrent[p.state_offset + channel] =
@@ -180,7 +177,8 @@ void LaunchRwkv7(const Rwkv7Params& params, cudaStream_t stream) {
 void LaunchTokenShift(const TokenShiftParams& params, int most_tokens, cudaStream_t stream) {
   if (params.rows == 0) return;
   const auto blocks = static_cast<unsigned>((params.width + kShiftThreads - 1) / kShiftThreads);
-  Launch("the token shift kernel", most_tokens == 1 ? TokenShiftKernel<true> : TokenShiftKernel<false>,
+  Launch("the token shift kernel",
+         most_tokens == 1 ? TokenShiftKernel<true> : TokenShiftKernel<false>,
          dim3(blocks, static_cast<unsigned>(params.rows)), dim3(kShiftThreads), 0, stream, params);
   if (most_tokens == 1) return;
   Launch("the kernel of the token shift's state", ShiftStateKernel,
