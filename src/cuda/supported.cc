@@ -1,6 +1,7 @@
 #include "cuda/supported.h"
 
 #include "core/error.h"
+#include "cuda/kernels/attention.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/head_mix.h"
 #include "cuda/kernels/lightning.h"
@@ -28,6 +29,7 @@ struct Unsupported {
   }
   std::string operator()(const AttentionOp& op) const {
     const Attention& m = op.mixer;
+    if (m.head_dim > kMostHeadDim) return WideHeads(m.head_dim);
     // What only the kernel that places single heads knows of.
     bool placed = m.v_norm || m.values_from_keys || !m.owns_kv() || (m.rope && m.rope->interleaved);
     for (const std::optional<RmsNorm>& norm : {m.q_norm, m.k_norm}) {
@@ -36,12 +38,13 @@ struct Unsupported {
     for (const std::optional<RmsNorm>& norm : {m.q_norm, m.k_norm, m.v_norm}) {
       if (!norm) continue;
       if (norm->centered) return "a layer norm";
-      if (m.qk_norm_after_rope && norm->groups > 1) {
+      if (m.qk_norm_after_rope && norm->groups > 1 && !placed) {
         return "attention with norms in groups after the rotation";
       }
       const bool single =
-          norm->weight == kNoId || vector_size(norm->weight) == static_cast<size_t>(m.head_dim);
-      if (placed && (!single || norm->groups > 1)) {
+          norm->weight == kNoId ||
+          vector_size(norm->weight) == static_cast<size_t>(norm->groups * m.head_dim);
+      if (placed && !single) {
         return "attention with norms of several heads beside a norm of v, norms without weights, "
                "interleaved rotary embedding, or keys that are shared or values";
       }
@@ -57,6 +60,7 @@ struct Unsupported {
   }
   std::string operator()(const HeadsLinearOp&) const { return {}; }
   std::string operator()(const LatentAttentionOp& op) const {
+    if (op.mixer.key_dim() > kMostHeadDim) return WideHeads(op.mixer.key_dim());
     return op.mixer.kv_norm.centered || op.mixer.kv_norm.groups > 1
                ? "latent attention whose norm is a layer norm or in groups"
                : "";
@@ -117,6 +121,10 @@ struct Unsupported {
     return op.mixer.norm_before_gate && op.mixer.gated_norm->centered ? "a layer norm" : "";
   }
   std::string operator()(const ExpertDownOp&) const { return {}; }
+
+  static std::string WideHeads(int64_t dim) {
+    return Concat("attention with heads of ", dim, ", more than ", kMostHeadDim);
+  }
 
   static std::string OfSelection(const Linear& dt_proj,
                                  std::initializer_list<std::optional<RmsNorm>> norms) {

@@ -53,6 +53,17 @@ __device__ __forceinline__ void LoadEight(const __nv_bfloat16* from, float (&out
   }
 }
 
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+__device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+// Of rows that are no multiple of eight long: the first `count`.
+template <class T>
+__device__ __forceinline__ void LoadSome(const T* from, int count, float (&out)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < count) out[i] = ToFloat(from[i]);
+  }
+}
+
 __device__ __forceinline__ void StoreElement(float* to, float x) { *to = x; }
 __device__ __forceinline__ void StoreElement(__nv_bfloat16* to, float x) {
   *to = __float2bfloat16_rn(x);
@@ -141,6 +152,7 @@ __global__ void __launch_bounds__(kThreads)
   const int first_position = p.window > 0 ? max(0, last_position + 1 - p.window) : 0;
   const int length = last_position + 1 - first_position;
   const int value_dim = p.latent > 0 ? p.latent : p.head_dim;
+  const bool whole = p.head_dim % 8 == 0;
   const int parts = min(kMaxAttentionParts, (length + kPositionsPerPart - 1) / kPositionsPerPart);
   const int part = blockIdx.y;
   if (part >= parts) {
@@ -166,9 +178,9 @@ __global__ void __launch_bounds__(kThreads)
                         static_cast<long long>(first_head + h) * p.head_dim + dim;
 #pragma unroll
     for (int e = 0; e < kEights; ++e) {
-      const bool valid = dim + e * kEightStep < p.head_dim && h < head_count;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
+        const bool valid = dim + e * kEightStep + i < p.head_dim && h < head_count;
         q[h][e][i] = valid ? from[e * kEightStep + i] * p.scale : 0.0f;
         softmax.values[h][e][i] = 0;
       }
@@ -191,8 +203,13 @@ __global__ void __launch_bounds__(kThreads)
       for (int e = 0; e < kEights; ++e) {
         const int d = dim + e * kEightStep;
         if (d >= p.head_dim) continue;
-        LoadEight<T>(keys + d, k[e]);
-        LoadEight<T>(keys + to_values + d, v[e]);
+        if (whole) {
+          LoadEight<T>(keys + d, k[e]);
+          LoadEight<T>(keys + to_values + d, v[e]);
+        } else {
+          LoadSome<T>(keys + d, p.head_dim - d, k[e]);
+          LoadSome<T>(keys + to_values + d, p.head_dim - d, v[e]);
+        }
       }
     }
 #pragma unroll
@@ -356,9 +373,9 @@ void LaunchTyped(const AttentionParams& params, cudaStream_t stream) {
 }
 
 void CheckSizes(const AttentionParams& p) {
-  if (p.head_dim % 8 != 0 || p.head_dim > kMostHeadDim) {
-    Fail("The CUDA backend's attention needs a head_dim that is a multiple of 8 and at most ",
-         kMostHeadDim, ", and this model's is ", p.head_dim, "; use --device cpu.");
+  if (p.head_dim > kMostHeadDim) {
+    Fail("The CUDA backend's attention needs a head_dim of at most ", kMostHeadDim,
+         ", and this model's is ", p.head_dim, "; use --device cpu.");
   }
 }
 

@@ -23,7 +23,7 @@ struct HeadNorm {
 struct AttentionParams {
   int heads = 0;
   int kv_heads = 0;
-  int head_dim = 0;  // a multiple of 8, at most kMostHeadDim
+  int head_dim = 0;  // at most kMostHeadDim
   float scale = 0;
   const float* inverse_frequencies = nullptr;  // [rotary_dim / 2]; null: no rotary embedding
   int rotary_dim = 0;

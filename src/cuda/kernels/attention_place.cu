@@ -28,8 +28,9 @@ __device__ __forceinline__ float NormFactor(const HeadNorm& norm, const float* x
   }
   return rsqrtf(BlockSum(squares, of_warps) / static_cast<float>(count) + norm.eps);
 }
+// Of an element, counted from the first head on.
 __device__ __forceinline__ float WeightOf(const HeadNorm& norm, int i) {
-  return norm.weight == nullptr ? 1.0f : norm.weight[i];
+  return norm.weight == nullptr ? 1.0f : norm.weight[i % norm.size];
 }
 
 // Rotates the first rotary_dim elements of a head in shared memory; barriers are the caller's.
@@ -75,6 +76,7 @@ __global__ void __launch_bounds__(kThreads)
   const int kv_head = static_cast<int>(blockIdx.x) - p.heads;
   float* x = p.qkv + static_cast<long long>(row) * p.qkv_stride +
              static_cast<long long>(blockIdx.x) * p.head_dim;
+  const int own = (is_key ? kv_head : static_cast<int>(blockIdx.x)) * p.head_dim;
   T* keys = is_key ? KeysAt<T>(p, run, position, kv_head) : nullptr;
   if (is_key) {
     const float* v = p.values_from_keys ? x : x + static_cast<long long>(p.kv_heads) * p.head_dim;
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(kThreads)
     const float factor = norms ? NormFactor(p.v_norm, v, p.head_dim, of_warps[0]) : 1.0f;
     T* values = keys + static_cast<long long>(p.kv_heads) * p.page_positions * p.head_dim;
     for (int i = thread; i < p.head_dim; i += kThreads) {
-      StoreElement(values + i, norms ? v[i] * factor * WeightOf(p.v_norm, i) : v[i]);
+      StoreElement(values + i, norms ? v[i] * factor * WeightOf(p.v_norm, own + i) : v[i]);
     }
   }
   const HeadNorm norm = is_key ? p.k_norm : p.q_norm;
@@ -90,14 +92,14 @@ __global__ void __launch_bounds__(kThreads)
   const bool norms_after = norm.part > 0 && p.norm_after_rotation;
   const float before = norms_before ? NormFactor(norm, x, p.head_dim, of_warps[1]) : 1.0f;
   for (int i = thread; i < p.head_dim; i += kThreads) {
-    head[i] = norms_before ? x[i] * before * WeightOf(norm, i) : x[i];
+    head[i] = norms_before ? x[i] * before * WeightOf(norm, own + i) : x[i];
   }
   __syncthreads();
   Rotate(p, position, head);
   __syncthreads();
   const float after = norms_after ? NormFactor(norm, head, p.head_dim, of_warps[2]) : 1.0f;
   for (int i = thread; i < p.head_dim; i += kThreads) {
-    const float y = norms_after ? head[i] * after * WeightOf(norm, i) : head[i];
+    const float y = norms_after ? head[i] * after * WeightOf(norm, own + i) : head[i];
     if (is_key) {
       StoreElement(keys + i, y);
     } else {

@@ -1,5 +1,6 @@
 // Latent attention, what comes before it and itself, against a plain reference; the other kernel of
-// attention_place.h is tested with attention (attention_test.cc). Runs where there is a CUDA device.
+// attention_place.h is tested with attention (attention_test.cc). Runs where there is a CUDA
+// device.
 #include "cuda/kernels/attention_place.h"
 
 #include <gtest/gtest.h>
@@ -145,7 +146,8 @@ TEST_P(LatentKernels, MatchTheReference) {
     std::vector<double> own;
     append(own, kv.data() + token * (key_dim + 2), key_dim);
     double squares = 0;
-    for (int i = 0; i < s.latent; ++i) squares += own[static_cast<size_t>(i)] * own[static_cast<size_t>(i)];
+    for (int i = 0; i < s.latent; ++i)
+      squares += own[static_cast<size_t>(i)] * own[static_cast<size_t>(i)];
     for (size_t i = 0; i < weight.size(); ++i) {
       own[i] *= weight[i] / std::sqrt(squares / s.latent + 1e-3f);
     }
@@ -160,7 +162,8 @@ TEST_P(LatentKernels, MatchTheReference) {
       std::vector<double> weights;
       for (int at = 0; at <= kPosition + token; ++at) {
         double dot = 0;
-        for (size_t d = 0; d < q.size(); ++d) dot += q[d] * keys[static_cast<size_t>(at * key_dim) + d];
+        for (size_t d = 0; d < q.size(); ++d)
+          dot += q[d] * keys[static_cast<size_t>(at * key_dim) + d];
         weights.push_back(std::exp(kScale * dot));
       }
       double sum = 0;
@@ -168,7 +171,8 @@ TEST_P(LatentKernels, MatchTheReference) {
       for (int d = 0; d < s.latent; ++d) {
         double expected = 0;
         for (int at = 0; at <= kPosition + token; ++at) {
-          expected += weights[static_cast<size_t>(at)] / sum * keys[static_cast<size_t>(at * key_dim + d)];
+          expected +=
+              weights[static_cast<size_t>(at)] / sum * keys[static_cast<size_t>(at * key_dim + d)];
         }
         // Keys that round to the neighbour in bf16 weigh differently.
         ASSERT_NEAR(found[static_cast<size_t>((token * s.heads + head) * s.latent + d)], expected,

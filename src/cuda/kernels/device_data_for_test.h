@@ -18,9 +18,11 @@ class DeviceArray {
       : memory_(values.size() * sizeof(T)), size_(values.size()) {
     Check(cudaMemcpy(memory_.data(), values.data(), memory_.bytes(), cudaMemcpyHostToDevice),
           "cudaMemcpy");
+    Arrive();
   }
   explicit DeviceArray(size_t zeros) : memory_(zeros * sizeof(T)), size_(zeros) {
     Check(cudaMemset(memory_.data(), 0, memory_.bytes()), "cudaMemset");
+    Arrive();
   }
   T* data() const { return memory_.as<T>(); }
   size_t size() const { return size_; }
@@ -32,6 +34,9 @@ class DeviceArray {
   }
 
  private:
+  // The tests' streams do not wait for what is still on its way.
+  static void Arrive() { Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+
   DeviceMemory memory_;
   size_t size_;
 };

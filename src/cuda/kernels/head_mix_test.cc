@@ -32,8 +32,7 @@ class HeadMixKernels : public testing::TestWithParam<Sizes> {
     const auto channels = static_cast<size_t>(channels_);
     conv_weight_ = numbers.Vector(channels * static_cast<size_t>(s.taps));
     conv_bias_ = numbers.Vector(channels);
-    group_weight_ =
-        numbers.Vector(channels * static_cast<size_t>(s.group_taps * s.head_dim), 0.4f);
+    group_weight_ = numbers.Vector(channels * static_cast<size_t>(s.group_taps * s.head_dim), 0.4f);
     group_bias_ = numbers.Vector(channels);
     input_ = numbers.Vector(static_cast<size_t>(kRaggedRows * stride_));
     slots_ = numbers.Vector(static_cast<size_t>(4 * (value_offset_ + half_ + 5)));

@@ -62,9 +62,9 @@ TEST_P(LightningKernels, StepsMatchTheReference) {
   const size_t slot_floats = slots_.size() / 4;
   for (int sequence = 0; sequence < kRaggedSequences; ++sequence) {
     const size_t slot = static_cast<size_t>(kRaggedSlots[sequence]) * slot_floats + kOffset;
-    std::vector<double> states(slots_.begin() + static_cast<std::ptrdiff_t>(slot),
-                               slots_.begin() + static_cast<std::ptrdiff_t>(slot) +
-                                   heads_ * dim_ * dim_);
+    std::vector<double> states(
+        slots_.begin() + static_cast<std::ptrdiff_t>(slot),
+        slots_.begin() + static_cast<std::ptrdiff_t>(slot) + heads_ * dim_ * dim_);
     for (int token = 0; token < kRaggedTokens[sequence]; ++token) {
       const int row = RaggedRow(sequence, token);
       for (int head = 0; head < heads_; ++head) {

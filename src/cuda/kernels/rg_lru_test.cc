@@ -93,8 +93,7 @@ TEST_P(RgLruKernels, StepsMatchTheReference) {
         }
         const double a = std::exp(-8 * sigmoid(recurrent) *
                                   std::log1p(std::exp(decay_[static_cast<size_t>(c)])));
-        const double size =
-            kRaggedPositions[sequence] + token == 0 ? 1 : std::sqrt(1 - a * a);
+        const double size = kRaggedPositions[sequence] + token == 0 ? 1 : std::sqrt(1 - a * a);
         h = a * h + size * sigmoid(input) * x[c];
         const double y = y_[static_cast<size_t>(row * (2 * width_ + 1) + width_ + c)];
         const double gelu =

@@ -90,8 +90,8 @@ TEST_P(Rwkv7Kernels, StepsMatchTheReference) {
       for (int token = 0; token < kRaggedTokens[sequence]; ++token) {
         const int row = RaggedRow(sequence, token);
         const auto input = [&](int which, size_t i) {
-          return static_cast<double>(inputs_[static_cast<size_t>(
-              which)][static_cast<size_t>(row * stride_ + head * dim_) + i]);
+          return static_cast<double>(inputs_[static_cast<size_t>(which)]
+                                            [static_cast<size_t>(row * stride_ + head * dim_) + i]);
         };
         const auto vector = [&](int which, size_t i) {
           return static_cast<double>(vectors_[which][static_cast<size_t>(head * dim_) + i]);
@@ -115,8 +115,8 @@ TEST_P(Rwkv7Kernels, StepsMatchTheReference) {
           for (size_t n = 0; n < dim; ++n) answer -= kappa[n] * state[n * dim + c];
           for (size_t n = 0; n < dim; ++n) {
             double& s = state[n * dim + c];
-            s = std::exp(-std::exp(-0.5) * Sigmoid(input(3, n))) * s + alpha[n] * kappa[n] * answer +
-                key[n] * value[c];
+            s = std::exp(-std::exp(-0.5) * Sigmoid(input(3, n))) * s +
+                alpha[n] * kappa[n] * answer + key[n] * value[c];
             y[c] += input(0, n) * s;
           }
           mean += y[c] / dim_;
@@ -185,8 +185,8 @@ TEST_F(TokenShiftKernels, StepsMatchTheReference) {
   const RaggedResult found = Run(1);
   const size_t slot_floats = slots_.size() / 4;
   for (int sequence = 0; sequence < kRaggedSequences; ++sequence) {
-    const float* previous = slots_.data() +
-                            static_cast<size_t>(kRaggedSlots[sequence]) * slot_floats + kOffset;
+    const float* previous =
+        slots_.data() + static_cast<size_t>(kRaggedSlots[sequence]) * slot_floats + kOffset;
     for (int token = 0; token < kRaggedTokens[sequence]; ++token) {
       const int row = RaggedRow(sequence, token);
       const float* y = input_.data() + row * kInputStride;
