@@ -77,6 +77,16 @@ const std::vector<float>* ConstantsOf(const Op& op) {
   return rope != nullptr && *rope ? &(*rope)->inverse_frequencies : nullptr;
 }
 
+// What multiplies the rows of a scaled map, without its input_scale.
+std::vector<float> RowFactors(const Linear& linear, const BoundWeights& weights) {
+  std::vector<float> factors;
+  for (const RowScale& scale : linear.row_scales) {
+    factors.insert(factors.end(), static_cast<size_t>(scale.rows), scale.factor);
+  }
+  factors.resize(static_cast<size_t>(weights.matrices[static_cast<size_t>(linear.weight)].rows), 1);
+  return factors;
+}
+
 }  // namespace
 
 DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
@@ -90,7 +100,7 @@ DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       Collect({router->router.weight}, false);
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      Collect(gate_up->gate_up, !NeedsFinish(*gate_up));
+      Collect(gate_up->gate_up, gate_up->gated);
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
       Collect(down->down, false);
     } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
@@ -231,6 +241,20 @@ void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) 
       if (norm && norm->weight == kNoId) ones_ = std::max(ones_, size);
       continue;
     }
+    const auto* linear = std::get_if<LinearOp>(&op.body);
+    if (linear != nullptr && NeedsRule(*linear) && linear->linear.scaled()) {
+      const Linear& map = linear->linear;
+      const std::vector<float> factors = RowFactors(map, *program.weights);
+      const auto [place, added] = row_offsets_.try_emplace(map.weight);
+      if (!added) continue;
+      std::vector<float> scaled = factors;
+      for (float& factor : scaled) factor *= map.input_scale;
+      place->second.factors = add(scaled);
+      if (map.bias == kNoId) continue;
+      std::vector<float> bias = program.weights->vectors[static_cast<size_t>(map.bias)];
+      for (size_t row = 0; row < bias.size(); ++row) bias[row] *= factors[row];
+      place->second.bias = add(bias);
+    }
     const std::vector<float>* constants = ConstantsOf(op);
     if (constants != nullptr && constant_offsets_.count(*constants) == 0) {
       constant_offsets_[*constants] = add(*constants);
@@ -250,6 +274,13 @@ void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) 
 const float* DeviceWeights::vector(VectorId id) const {
   if (id == kNoId) return nullptr;
   return vectors_.as<const float>() + vector_offsets_.at(static_cast<size_t>(id));
+}
+
+DeviceWeights::RowVectors DeviceWeights::row_vectors(const Linear& linear) const {
+  const auto found = row_offsets_.find(linear.weight);
+  if (found == row_offsets_.end()) return {nullptr, vector(linear.bias)};
+  const auto* all = vectors_.as<const float>();
+  return {all + found->second.factors, linear.bias == kNoId ? nullptr : all + found->second.bias};
 }
 
 const float* DeviceWeights::ones() const {

@@ -28,6 +28,13 @@ class DeviceWeights {
   }
   // [size] f32 on a 256-byte boundary; null for kNoId.
   const float* vector(VectorId id) const;
+  // Of an op that NeedsRule: output = factors * (W x) + bias, per row. Null: factors are all 1,
+  // there is no bias.
+  struct RowVectors {
+    const float* factors = nullptr;
+    const float* bias = nullptr;
+  };
+  RowVectors row_vectors(const Linear& linear) const;
   // The weight of a Mamba-1 mixer's norm of dt that has none; null where no mixer has such a norm.
   const float* ones() const;
   // A rope's inverse frequencies; null when there is no rope.
@@ -54,6 +61,11 @@ class DeviceWeights {
   DeviceMemory vectors_;
   std::vector<size_t> vector_offsets_;                     // in floats
   std::map<std::vector<float>, size_t> constant_offsets_;  // of numbers that the plan itself has
+  struct RowOffsets {
+    size_t factors = 0;
+    size_t bias = 0;
+  };
+  std::map<MatrixId, RowOffsets> row_offsets_;
   size_t ones_offset_ = 0;
   size_t ones_ = 0;
   DeviceMemory raw_;  // a matrix as the checkpoint has it, before packing

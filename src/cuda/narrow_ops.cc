@@ -41,6 +41,7 @@ NarrowOps::NarrowOps(const Program& program, const DeviceWeights& weights, const
       rows_(rows) {
   AllocateBuffers();
   AllocateRounded();
+  FindJoined();
 }
 
 int NarrowOps::Width(BufferId id) const { return BufferWidth(program_, id); }
@@ -49,25 +50,13 @@ int NarrowOps::Stride(BufferId id) const { return BufferStride(program_, id); }
 void NarrowOps::Launch(const Op& op, const Slice& slice) {
   const NvtxRange range(op.name);
   slice_ = slice;
-  rounded_fresh_[static_cast<size_t>(OutputOf(op))] = false;
+  MarkWritten(OutputOf(op));
   // CheckSupported has refused programs with other ops.
   std::visit(
       [this](const auto& body) {
         if constexpr (kHasKernels<std::decay_t<decltype(body)>>) Launch(body);
       },
       op.body);
-}
-
-void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
-  slice_ = slice;
-  if ((index > 0 && SharedExpertOf(index - 1) != nullptr) || JoinsGates(index)) return;
-  shared_expert_ = SharedExpertOf(index);
-  if (index > 0 && JoinsGates(index - 1)) {
-    joined_router_ = &std::get<RouterOp>(program_.ops[index - 1].body);
-  }
-  Launch(program_.ops[index], slice);
-  shared_expert_ = nullptr;
-  joined_router_ = nullptr;
 }
 
 void NarrowOps::LaunchHead(const LinearOp& head, int rows, const float* input,
@@ -116,11 +105,6 @@ void NarrowOps::AllocateBuffers() {
   size_t normalized = 0;
   size_t products = 0;
   size_t steps = 0;
-  const auto raise_products = [&](const PackedMatrix& matrix, int64_t parts) {
-    products =
-        std::max(products, rows * static_cast<size_t>(StrideOf(Narrow(matrix.rows * parts))));
-  };
-  size_t mixed = 0;
   size_t counters = rows;
   for (const Op& op : program_.ops) {
     mixed = std::max(mixed, rows * static_cast<size_t>(MixedFloats(op)));
@@ -148,11 +132,15 @@ void NarrowOps::AllocateBuffers() {
       if (linear->norm && NormsApart(*linear->norm)) {
         normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
       }
-      if (FinishesApart(*linear)) raise_products(weights_.matrix(linear->linear.weight), 1);
+      if (linear->norm && NormsApart(*linear->norm)) {
+        normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
+      }
+      if (FinishesApart(*linear)) {
+        const int matrix_rows = weights_.matrix(linear->linear.weight).rows;
+        products = std::max(products, rows * static_cast<size_t>(StrideOf(matrix_rows)));
+      }
     } else if (const auto* shift = std::get_if<TokenShiftOp>(&op.body)) {
       normalized = std::max(normalized, rows * static_cast<size_t>(Stride(shift->input)));
-    } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      if (NeedsFinish(*gate_up)) raise_products(weights_.stack(gate_up->gate_up), gate_up->top_k);
     }
   }
   for (size_t floats : {convolved, partial, scores, normalized, products, steps, mixed}) {
@@ -203,52 +191,6 @@ void NarrowOps::AllocateRounded() {
     if (rounded_fresh_[i]) rounded_[i] = rounded_memory_.as<uint16_t>() + offsets[i];
     rounded_fresh_[i] = false;
   }
-}
-
-// Of a step: the op behind a launch of experts that multiplies the same activations by an expert
-// which every token takes, or adds its product to the same buffer. One launch does both, and the
-// second op has none of its own.
-const LinearOp* NarrowOps::SharedExpertOf(size_t index) const {
-  constexpr int kMostRows = 8;
-  if (f32_ || slice_.rows > kMostRows || index + 1 >= program_.ops.size()) return nullptr;
-  const auto* linear = std::get_if<LinearOp>(&program_.ops[index + 1].body);
-  if (linear == nullptr || linear->linear.bias != kNoId || linear->linear.scaled() ||
-      linear->input_begin != -1 || NeedsFinish(*linear)) {
-    return nullptr;
-  }
-  const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
-  const Op& op = program_.ops[index];
-  if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-    const bool same = !NeedsFinish(*gate_up) && linear->epilogue == Epilogue::kGated &&
-                      linear->input == gate_up->input && linear->norm == gate_up->norm;
-    return same && CanShareLaunch(weights_.stack(gate_up->gate_up), shared) ? linear : nullptr;
-  }
-  if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
-    const bool same = linear->epilogue == Epilogue::kAdd && linear->output == down->output &&
-                      linear->scale == down->scale && !linear->norm;
-    return same && CanShareLaunch(weights_.stack(down->down), shared) ? linear : nullptr;
-  }
-  return nullptr;
-}
-// Of a step: whether the op is a router whose choice the launch of the op behind it makes.
-bool NarrowOps::JoinsGates(size_t index) const {
-  if (f32_ || index + 1 >= program_.ops.size()) return false;
-  const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
-  const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
-  return router != nullptr && gate_up != nullptr && !NeedsFinish(*gate_up) &&
-         router->routing.plain() && !router->router.scaled() &&
-         router->output == gate_up->routing && router->input == gate_up->input &&
-         router->norm == gate_up->norm &&
-         CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
-                  slice_.rows);
-}
-void NarrowOps::ShareLaunch(ExpertParams& params) const {
-  if (shared_expert_ == nullptr) return;
-  params.shared = weights_.matrix(shared_expert_->linear.weight);
-  params.shared_input = Values(shared_expert_->input);
-  params.shared_input_stride = Stride(shared_expert_->input);
-  params.shared_output = Values(shared_expert_->output);
-  params.shared_output_stride = Stride(shared_expert_->output);
 }
 
 LinearShape NarrowOps::Shape() const {
@@ -312,11 +254,7 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
     params.output_stride = Stride(op.output);
   }
   if (!finishes) {
-    params.epilogue = op.epilogue == Epilogue::kGated ? LinearEpilogue::kSiluMul
-                      : op.epilogue == Epilogue::kAdd ? LinearEpilogue::kAdd
-                                                      : LinearEpilogue::kStore;
-    params.bias = weights_.vector(op.linear.bias);
-    params.scale = op.scale * UniformFactor(op.linear);
+    SetEpilogue(op, params);
     params.rounded_output = RoundedOutput(op.output);
     params.rounded_output_stride = RoundedStride(op.output);
   }
@@ -367,6 +305,25 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   finish.cap = op.cap;
   finish.adds = op.epilogue == Epilogue::kAdd;
   LaunchFinish(finish, stream_.get());
+}
+
+void NarrowOps::SetEpilogue(const LinearOp& op, LinearParams& params) const {
+  if (NeedsRule(op)) {
+    const DeviceWeights::RowVectors vectors = weights_.row_vectors(op.linear);
+    params.epilogue = LinearEpilogue::kRule;
+    params.rule.factors = vectors.factors;
+    params.rule.activates = op.epilogue == Epilogue::kGated || op.epilogue == Epilogue::kActivate;
+    params.rule.activation = op.activation;
+    params.rule.adds = op.epilogue == Epilogue::kAdd;
+    params.bias = vectors.bias;
+    params.scale = op.scale;
+    return;
+  }
+  params.epilogue = op.epilogue == Epilogue::kGated ? LinearEpilogue::kSiluMul
+                    : op.epilogue == Epilogue::kAdd ? LinearEpilogue::kAdd
+                                                    : LinearEpilogue::kStore;
+  params.bias = weights_.vector(op.linear.bias);
+  params.scale = op.scale * UniformFactor(op.linear);
 }
 
 // What becomes of products_, which hold `parts` parts of `product_rows` rows of a matrix per token.
@@ -547,6 +504,7 @@ void NarrowOps::Launch(const AttentionOp& op) {
   params.rounded_output_stride = RoundedStride(op.output);
   params.partial = partial_;
   params.arrivals = counters_.as<unsigned>();
+  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     LaunchAttentionStep(params, stream_.get());
   } else {
@@ -555,33 +513,11 @@ void NarrowOps::Launch(const AttentionOp& op) {
   }
 }
 
-void NarrowOps::Launch(const RouterOp& op) {
-  LinearParams params = Params(op.input, op.norm, slice_.rows);
-  params.matrix = weights_.matrix(op.router.weight);
-  params.bias = weights_.vector(op.router.bias);
-  const bool plain = op.routing.plain() && !op.router.scaled();
-  if (plain) {
-    params.epilogue = LinearEpilogue::kRouter;
-    params.output = Values(op.output);
-    params.output_stride = Stride(op.output);
-    params.top_k = Narrow(op.top_k);
-    params.scores = scores_;
-    params.arrivals = counters_.as<unsigned>();
-  } else {
-    params.scale = UniformFactor(op.router);
-    params.output = scores_;
-    params.output_stride = StrideOf(params.matrix.rows);
-  }
-  const LinearShape shape = Shape();
-  if (ReadsRounded(shape, slice_.rows))
-    params.rounded_input = RoundedInput(op.input, params.input, slice_.rows, nullptr);
-  params.rounded_input_stride = RoundedStride(op.input);
-  LaunchLinear(params, shape, stream_.get());
-  if (plain) return;
+RouteParams NarrowOps::RouteOf(const RouterOp& op) const {
   const Routing& routing = op.routing;
   RouteParams route;
   route.logits = scores_;
-  route.logits_stride = params.output_stride;
+  route.logits_stride = StrideOf(Narrow(op.experts + routing.idle));
   route.tokens = slice_.rows;
   route.experts = Narrow(op.experts + routing.idle);
   route.idle = Narrow(routing.idle);
@@ -596,19 +532,45 @@ void NarrowOps::Launch(const RouterOp& op) {
   route.expert_scale = weights_.vector(routing.expert_scale);
   route.output = Values(op.output);
   route.output_stride = Stride(op.output);
-  LaunchRoute(route, stream_.get());
+  return route;
+}
+
+void NarrowOps::Launch(const RouterOp& op) {
+  LinearParams params = Params(op.input, op.norm, slice_.rows);
+  params.matrix = weights_.matrix(op.router.weight);
+  params.bias = weights_.vector(op.router.bias);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.scores = scores_;
+  params.arrivals = counters_.as<unsigned>();
+  const LinearShape shape = Shape();
+  const bool plain = op.routing.plain() && !op.router.scaled();
+  if (plain) {
+    params.epilogue = LinearEpilogue::kRouter;
+    params.top_k = Narrow(op.top_k);
+  } else if (slice_.rows == 1 && !f32_ && params.matrix.cols % 4 == 0 && !op.router.scaled()) {
+    return LaunchRouterByRule(params, RouteOf(op), shape, stream_.get());
+  } else {
+    params.scale = UniformFactor(op.router);
+    params.output = scores_;
+    params.output_stride = StrideOf(params.matrix.rows);
+  }
+  if (ReadsRounded(shape, slice_.rows))
+    params.rounded_input = RoundedInput(op.input, params.input, slice_.rows, nullptr);
+  params.rounded_input_stride = RoundedStride(op.input);
+  LaunchLinear(params, shape, stream_.get());
+  if (!plain) LaunchRoute(RouteOf(op), stream_.get());
 }
 
 void NarrowOps::Launch(const ExpertGateUpOp& op) {
   ExpertParams params;
   params.linear = Params(op.input, op.norm, slice_.rows);
   params.linear.matrix = weights_.stack(op.gate_up);
-  const bool finishes = NeedsFinish(op);
-  const int product_rows = params.linear.matrix.rows;
-  params.linear.epilogue = finishes ? LinearEpilogue::kStore : LinearEpilogue::kSiluMul;
-  params.linear.output = finishes ? products_ : Values(op.output);
-  params.linear.output_stride =
-      finishes ? StrideOf(product_rows * Narrow(op.top_k)) : Stride(op.output);
+  params.linear.epilogue = NeedsRule(op) ? LinearEpilogue::kRule : LinearEpilogue::kSiluMul;
+  params.linear.rule.activates = true;
+  params.linear.rule.activation = op.activation;
+  params.linear.output = Values(op.output);
+  params.linear.output_stride = Stride(op.output);
   params.routing = Values(op.routing);
   params.routing_stride = Stride(op.routing);
   params.top_k = Narrow(op.top_k);
@@ -619,12 +581,6 @@ void NarrowOps::Launch(const ExpertGateUpOp& op) {
     params.chosen = Values(op.routing);
   }
   LaunchExpertGateUp(params, Shape(), stream_.get());
-  if (!finishes) return;
-  FinishParams finish = FinishOf(op.output, slice_.rows, product_rows, Narrow(op.top_k));
-  finish.gated = op.gated;
-  finish.activates = true;
-  finish.activation = op.activation;
-  LaunchFinish(finish, stream_.get());
 }
 
 void NarrowOps::Launch(const ExpertDownOp& op) {

@@ -12,6 +12,7 @@
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/rms_norm.h"
+#include "cuda/kernels/route.h"
 #include "cuda/kernels/row_update.h"
 #include "cuda/slice.h"
 #include "program/program.h"
@@ -54,6 +55,11 @@ class NarrowOps {
   const LinearOp* SharedExpertOf(size_t index) const;
   bool JoinsGates(size_t index) const;
   void ShareLaunch(ExpertParams& params) const;
+  static float FactorOf(const LinearOp& op);
+  void FindJoined();
+  void LaunchPair(size_t index);
+  void LaunchAdditions(size_t index);
+  void MarkWritten(BufferId id) { rounded_fresh_[static_cast<size_t>(id)] = false; }
 
   LinearShape Shape() const;
   RmsNormParams NormParams(const RmsNorm& norm, BufferId input) const;
@@ -65,6 +71,8 @@ class NarrowOps {
   RowNorm MakeRowNorm(const RmsNorm& norm) const;
   RowUpdateParams UpdateParams(BufferId input, BufferId output);
   int64_t MixedFloats(const Op& op) const;
+  RouteParams RouteOf(const RouterOp& op) const;
+  void SetEpilogue(const LinearOp& op, LinearParams& params) const;
   FinishParams FinishOf(BufferId output, int rows, int product_rows, int parts);
   void Launch(const EmbedOp& op);
   void Launch(const LinearOp& op);
@@ -113,9 +121,19 @@ class NarrowOps {
   uint16_t* low_rank_ = nullptr;  // those, rounded
   DeviceMemory counters_;
 
+  // What an op of a single token's step is launched with.
+  struct Joined {
+    size_t second = 0;  // the op behind that its launch does too; 0: none
+    bool is_second = false;
+    size_t routing = 0;  // of additions: place in additions_
+  };
+  std::vector<Joined> joined_;  // per op
+  DeviceMemory additions_;      // weight and number of only experts
+
   Slice slice_;                              // what is being launched
   const LinearOp* shared_expert_ = nullptr;  // that the op being launched takes in
   const RouterOp* joined_router_ = nullptr;  // likewise
+  bool beside_previous_ = false;             // see AttentionParams
 };
 
 }  // namespace adder::cuda

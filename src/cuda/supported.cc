@@ -140,14 +140,7 @@ struct Unsupported {
 }  // namespace
 
 bool NeedsFinish(const LinearOp& op) {
-  const Linear& linear = op.linear;
-  const bool plain_gate = op.epilogue == Epilogue::kGated && op.activation == Activation::kSilu &&
-                          op.row_gate == kNoId && !linear.scaled();
-  const bool uniform =
-      linear.row_scales.size() <= 1 && (linear.input_scale == 1 || linear.bias == kNoId);
-  const bool stores = op.epilogue == Epilogue::kStore || op.epilogue == Epilogue::kAdd;
-  const bool extra = op.addend != kNoId || op.factor != kNoId || op.cap > 0;
-  return extra || (!plain_gate && !(stores && uniform));
+  return op.row_gate != kNoId || op.addend != kNoId || op.factor != kNoId || op.cap > 0;
 }
 
 bool FinishesApart(const LinearOp& op) {
@@ -158,8 +151,24 @@ bool NormsApart(const RmsNorm& norm) {
   return norm.groups > 1 || norm.centered || norm.weight == kNoId;
 }
 
-bool NeedsFinish(const ExpertGateUpOp& op) {
-  return !op.gated || op.activation != Activation::kSilu;
+bool NeedsRule(const LinearOp& op) {
+  if (NeedsFinish(op)) return false;
+  switch (op.epilogue) {
+    case Epilogue::kGated:
+      return op.activation != Activation::kSilu || op.linear.scaled();
+    case Epilogue::kActivate:
+      return true;
+    case Epilogue::kStore:
+    case Epilogue::kAdd:
+      return !HasUniformFactor(op.linear);
+  }
+  return true;
+}
+
+bool NeedsRule(const ExpertGateUpOp& op) { return !op.gated || op.activation != Activation::kSilu; }
+
+bool HasUniformFactor(const Linear& linear) {
+  return linear.row_scales.size() <= 1 && (linear.input_scale == 1 || linear.bias == kNoId);
 }
 
 float UniformFactor(const Linear& linear) {

@@ -12,17 +12,22 @@ namespace adder::cuda {
 template <class Body>
 inline constexpr bool kHasKernels = !std::is_same_v<Body, GatedDeltaOp>;
 
-// Whether the results of an op's matrices need a pass of their own (kernels/linear_finish.h): they
-// are activated in another way than by silu(gate) * up, or scaled in a way that no single factor
-// expresses. Their matrices are not interleaved.
+// Whether the results of an op's matrix need a pass of their own (kernels/linear_finish.h); the
+// matrix is not interleaved then.
 bool NeedsFinish(const LinearOp& op);
-bool NeedsFinish(const ExpertGateUpOp& op);
 // Whether the products then need a place of their own: they are wider than the output, or added to
 // it.
 bool FinishesApart(const LinearOp& op);
 // Whether a matrix's norm is a pass of its own over the input.
 bool NormsApart(const RmsNorm& norm);
-// The factor of a linear map's products where they need no pass: output = factor * (W x + bias).
+// Whether the results of an op's matrices are made by a RowRule (kernels/linear.h): they are
+// activated in another way than by silu(gate) * up, or scaled in a way that no single factor
+// expresses.
+bool NeedsRule(const LinearOp& op);
+bool NeedsRule(const ExpertGateUpOp& op);
+// Whether one factor expresses what a linear map does to its products: output = UniformFactor *
+// (W x + bias).
+bool HasUniformFactor(const Linear& linear);
 float UniformFactor(const Linear& linear);
 
 // The first part of the program that has no kernel ("layers.3.mlp.gate_up: an MLP without a gate"),

@@ -66,7 +66,7 @@ bool WideOps::Support(const Program& program) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (NeedsFinish(*linear) || linear->input_begin != -1) return false;
+      if (NeedsFinish(*linear) || NeedsRule(*linear) || linear->input_begin != -1) return false;
       if (linear->norm && (linear->norm->centered || linear->norm->weight == kNoId)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
       // Norms read groups four values at a time.
@@ -78,7 +78,7 @@ bool WideOps::Support(const Program& program) {
           router->experts > kMostGroupedExperts)
         return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      if (NeedsFinish(*gate_up) || gate_up->intermediate % 8 != 0) return false;
+      if (NeedsRule(*gate_up) || gate_up->intermediate % 8 != 0) return false;
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
       if (down->store) return false;
     }

@@ -414,7 +414,8 @@ void LaunchAttention(const AttentionParams& params, cudaStream_t stream) {
 
 void LaunchAttentionStep(const AttentionParams& params, cudaStream_t stream) {
   if (TakesAttentionStep(params)) {
-    LaunchFusedAttentionStep(LaunchQkNorm(params, stream), stream);
+    LaunchFusedAttentionStep(NormsWholeHeads(params) ? params : LaunchQkNorm(params, stream),
+                             stream);
     return;
   }
   LaunchKvAppend(params, stream);

@@ -1,5 +1,5 @@
-// Attention of one token per run over bf16 keys and values: rotation, append, attention and the
-// merge of its parts in one kernel, on tensor cores.
+// Attention of one token per run over bf16 keys and values: norms of heads, rotation, append,
+// attention and the merge of its parts in one kernel, on tensor cores.
 //
 // A block of 4 warps owns one row (token) and one KV head with up to kMostHeads of its query heads.
 // The positions up to the row's own are cut into tiles of 16; of all warps of all blocks that share
@@ -17,7 +17,9 @@
 //     2 t + 9 of the tile; column g of the n-th of eight products is dimension 64 c + 8 g + n.
 //
 // Phases: (1) the first tile's keys and values are loaded, sines and cosines put into shared
-// memory; (2) PdlWait; (3) every warp loads and rotates queries and key; (4) tiles: the warp that
+// memory, and weights of norms; (2) PdlWait, unless the kernel before has nothing for this one:
+// then before (5); (3) every warp loads, norms and rotates queries and
+// key; (4) tiles: the warp that
 // takes the last one puts the own key and value into its registers and appends them to the page,
 // from which nobody reads them here; (5) merges. Preconditions: as TakesStep.
 #include <cuda_bf16.h>
@@ -130,16 +132,18 @@ struct Spread {
   int group;          // query heads of a KV head
   int owners;         // blocks that share a KV head's query heads
   int heads;          // query heads of a block, but for a KV head's last block
+  bool beside_previous;
 };
 
-// Floats of dynamic shared memory: rotations, results of warps and, with clusters, of blocks.
-int SharedFloats(int heads, int head_dim, int cluster) {
+// Floats of dynamic shared memory: rotations, results of warps and, with clusters, of blocks; then,
+// if there are any norms, the weights of those of q and of k.
+int SharedFloats(int heads, int head_dim, int cluster, bool normed) {
   const int results = kWarps + (cluster > 1 ? cluster : 0);
-  return head_dim + results * heads * (head_dim + 2);
+  return head_dim + results * heads * (head_dim + 2) + (normed ? 2 * head_dim : 0);
 }
 
-// kChunks: head_dim in units of 64, rounded up.
-template <int kChunks>
+// kChunks: head_dim in units of 64, rounded up. kNormed: heads of q or of k are normed.
+template <int kChunks, bool kNormed>
 __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
     AttentionStepKernel(const __grid_constant__ AttentionParams p, const Spread spread) {
   constexpr int kSlices = 2 * kChunks;  // of 32 dimensions
@@ -166,6 +170,8 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   float* of_warps = reinterpret_cast<float*>(shared_memory) + head_dim;
   const int stride = head_dim + 2;  // of a head's result
   float* of_blocks = of_warps + kWarps * spread.heads * stride;
+  float* norm_weights =
+      of_blocks + (spread.cluster_shift > 0 ? cluster * spread.heads * stride : 0);
 
   const int last_tile = run.position >> 4;
   const int tile_step = (units << spread.cluster_shift) * kWarps;
@@ -213,11 +219,18 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   for (int pair = static_cast<int>(threadIdx.x); pair < half; pair += kThreads) {
     rotations[pair] = Rotation(p, run.position, pair);
   }
+  if constexpr (kNormed) {
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * head_dim; i += kThreads) {
+      const bool of_key = i >= head_dim;
+      const float* weight = of_key ? p.k_norm.weight : p.q_norm.weight;
+      norm_weights[i] = weight == nullptr ? 1.0f : weight[of_key ? i - head_dim : i];
+    }
+  }
   // Row g: a query head, the key, or nothing.
   const float* qkv = p.qkv + static_cast<long long>(run.row) * p.qkv_stride;
   const float* from = qkv + (g < heads ? first_head + g : p.heads + kv_head) * head_dim;
   const float* own_value = qkv + (p.heads + p.kv_heads + kv_head) * head_dim + 8 * g;
-  const float factor = g < heads ? p.scale * 1.44269504f : 1.0f;
+  float factor = g < heads ? p.scale * 1.44269504f : 1.0f;
   float* output = p.output + static_cast<long long>(run.row) * p.output_stride +
                   static_cast<long long>(first_head) * head_dim;
   ReadyBeforeWait(from);
@@ -233,7 +246,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   if (cluster > 1) ClusterArrive();  // its wait proves that all blocks have begun
   __syncthreads();
 
-  PdlWait();
+  if (!spread.beside_previous) PdlWait();
   PdlTrigger();
   uint4 own_v[kChunks];
 #pragma unroll
@@ -242,6 +255,27 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
     const float4 low = *reinterpret_cast<const float4*>(own_value + 64 * c);
     const float4 high = *reinterpret_cast<const float4*>(own_value + 64 * c + 4);
     own_v[c] = {Pack(low.x, low.y), Pack(low.z, low.w), Pack(high.x, high.y), Pack(high.z, high.w)};
+  }
+  const float* norm_weight = norm_weights + (g < heads ? 0 : head_dim);
+  if constexpr (kNormed) {
+    const HeadNorm& norm = g < heads ? p.q_norm : p.k_norm;
+    float squares = 0;
+#pragma unroll
+    for (int j = 0; j < kSlices; ++j) {
+      const int d = 32 * j + 8 * t;
+      if (g > heads || d >= head_dim) continue;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float4 x = reinterpret_cast<const float4*>(from + d)[i];
+        squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+      }
+    }
+    squares += __shfl_xor_sync(kAll, squares, 1);
+    squares += __shfl_xor_sync(kAll, squares, 2);
+    // A rotation changes no length: the factor of the norm is the same before it and behind it.
+    if (norm.weight != nullptr) {
+      factor *= rsqrtf(squares / static_cast<float>(head_dim) + norm.eps);
+    }
   }
   unsigned q[kSlices][2][4];  // two operands of the first factor per slice
 #pragma unroll
@@ -254,21 +288,32 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
       const bool upper = d >= half;
       const int pair = upper ? d - half : d;
       const float4* mine = reinterpret_cast<const float4*>(from + d);
-      const float4* other = reinterpret_cast<const float4*>(from + (upper ? pair : d + half));
+      const int partner = upper ? pair : d + half;
+      const float4* other = reinterpret_cast<const float4*>(from + partner);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float4 four = mine[i];
         x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
       }
+      const auto weigh = [&] {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] *= norm_weight[d + i];
+      };
+      if (kNormed && !p.norm_after_rotation) weigh();
       if (rotates) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 two = reinterpret_cast<const float2*>(other)[i];
+          float2 two = reinterpret_cast<const float2*>(other)[i];
+          if (kNormed && !p.norm_after_rotation) {
+            two.x *= norm_weight[partner + 2 * i];
+            two.y *= norm_weight[partner + 2 * i + 1];
+          }
           const float4 turn = reinterpret_cast<const float4*>(rotations + pair)[i];
           x[2 * i] = x[2 * i] * turn.y + (upper ? two.x : -two.x) * turn.x;
           x[2 * i + 1] = x[2 * i + 1] * turn.w + (upper ? two.y : -two.y) * turn.z;
         }
       }
+      if (kNormed && p.norm_after_rotation) weigh();
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -369,6 +414,8 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
     if (more) load_values(keys + to_values, tile + tile_step);
   }
 
+  // Every kernel ends after the one before it.
+  if (spread.beside_previous) PdlWait();
   sum += __shfl_xor_sync(kAll, sum, 1);
   sum += __shfl_xor_sync(kAll, sum, 2);
   if (g < heads) {
@@ -466,15 +513,25 @@ bool TakesAttentionStep(const AttentionParams& p) {
          rotary % 16 == 0 && p.window == 0 && !PlacesHeads(p);
 }
 
+bool NormsWholeHeads(const AttentionParams& p) {
+  const auto whole = [&](const HeadNorm& norm) {
+    return norm.weight == nullptr || (norm.size == p.head_dim && norm.part == p.head_dim);
+  };
+  return whole(p.q_norm) && whole(p.k_norm);
+}
+
 void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream) {
+  const bool normed = params.q_norm.weight != nullptr || params.k_norm.weight != nullptr;
   Spread spread = {};
   spread.group = params.heads / params.kv_heads;
   spread.owners = (spread.group + kMostHeads - 1) / kMostHeads;
   spread.heads = (spread.group + spread.owners - 1) / spread.owners;
+  // Norms of their own come between.
+  spread.beside_previous = params.beside_previous && NormsWholeHeads(params);
   while (1 << spread.page_shift < params.page_positions) ++spread.page_shift;
   const auto shared_bytes = [&] {
     return sizeof(float) * static_cast<size_t>(SharedFloats(spread.heads, params.head_dim,
-                                                            1 << spread.cluster_shift));
+                                                            1 << spread.cluster_shift, normed));
   };
   // As many parts as the device has room for; rows before parts.
   const int blocks = params.kv_heads * spread.owners * params.run_count;
@@ -486,9 +543,13 @@ void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream
   spread.unit_shift = kBlockShift + spread.cluster_shift;
   const int enough = spread.cluster_shift > 1 ? kEnoughClusterBlocks : kEnoughBlocks;
   const int units = std::clamp(enough / (blocks << spread.cluster_shift), 1, kMaxAttentionParts);
-  const auto kernel = params.head_dim <= 64    ? AttentionStepKernel<1>
-                      : params.head_dim <= 128 ? AttentionStepKernel<2>
-                                               : AttentionStepKernel<4>;
+  const auto choose = [&]<bool kNormed>() {
+    return params.head_dim <= 64    ? AttentionStepKernel<1, kNormed>
+           : params.head_dim <= 128 ? AttentionStepKernel<2, kNormed>
+                                    : AttentionStepKernel<4, kNormed>;
+  };
+  const auto kernel =
+      normed ? choose.template operator()<true>() : choose.template operator()<false>();
   LaunchClusters("the attention step kernel", kernel,
                  dim3(static_cast<unsigned>(units << spread.cluster_shift),
                       static_cast<unsigned>(params.kv_heads * spread.owners),

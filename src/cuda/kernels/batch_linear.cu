@@ -206,7 +206,7 @@ struct Outputs {
     const bool router = p.epilogue == LinearEpilogue::kRouter;
     values = router ? p.scores : p.output;
     stride = router ? p.matrix.rows : p.output_stride;
-    rows = p.epilogue == LinearEpilogue::kSiluMul ? p.matrix.rows / 2 : p.matrix.rows;
+    rows = p.matrix.interleaved ? p.matrix.rows / 2 : p.matrix.rows;
     vectors = (rows | stride | p.rounded_output_stride) % 4 == 0;
   }
   __device__ __forceinline__ float4 Load(int token, int row) const {
@@ -242,6 +242,14 @@ __device__ __forceinline__ float4 AddBias(const float* bias, int row, int rows, 
   if (row + 1 < rows) y.y += bias[row + 1];
   if (row + 2 < rows) y.z += bias[row + 2];
   if (row + 3 < rows) y.w += bias[row + 3];
+  return y;
+}
+
+__device__ __forceinline__ float4 MultiplyRows(const float* factors, int row, int rows, float4 y) {
+  y.x *= factors[row];
+  if (row + 1 < rows) y.y *= factors[row + 1];
+  if (row + 2 < rows) y.z *= factors[row + 2];
+  if (row + 3 < rows) y.w *= factors[row + 3];
   return y;
 }
 
@@ -475,7 +483,8 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
   }
 
   // An item is four outputs of a token: of gated projections there are half as many as rows.
-  const bool gated = p.epilogue == LinearEpilogue::kSiluMul;
+  const bool gated = p.matrix.interleaved;
+  const bool ruled = p.epilogue == LinearEpilogue::kRule;
   const Outputs outputs(p);
   const int quads = block_rows / (gated ? 8 : 4);
   const int items = quads * kTokens;
@@ -494,7 +503,8 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
     const int row = first_row + quad * 4;
     if (token >= p.tokens || row >= outputs.rows) continue;
     float4 old = make_float4(0, 0, 0, 0);
-    if (p.epilogue == LinearEpilogue::kAdd) old = outputs.Load(token, row);
+    if (p.epilogue == LinearEpilogue::kAdd || (ruled && p.rule.adds))
+      old = outputs.Load(token, row);
     // Gate rows of a tile come before its up rows.
     const int at = of_block * sums_pitch + (gated ? quad / 2 * 16 + quad % 2 * 4 : quad * 4);
     float4 y = make_float4(0, 0, 0, 0);
@@ -521,11 +531,22 @@ __global__ void __launch_bounds__(256, kTokenTiles <= 4 ? 2 : 1)
       y.x *= factor, y.y *= factor, y.z *= factor, y.w *= factor;
       up.x *= factor, up.y *= factor, up.z *= factor, up.w *= factor;
     }
+    if (ruled && p.rule.factors != nullptr) {
+      y = MultiplyRows(p.rule.factors, row, outputs.rows, y);
+      if (gated) up = MultiplyRows(p.rule.factors + outputs.rows, row, outputs.rows, up);
+    }
     if (p.bias != nullptr) {
       y = AddBias(p.bias, row, outputs.rows, y);
       if (gated) up = AddBias(p.bias + outputs.rows, row, outputs.rows, up);
     }
-    if (gated) {
+    if (ruled && (gated || p.rule.activates)) {
+      const Activation activation = p.rule.activation;
+      y = make_float4(Activate(activation, y.x), Activate(activation, y.y),
+                      Activate(activation, y.z), Activate(activation, y.w));
+    }
+    if (gated && ruled) {
+      y = make_float4(y.x * up.x, y.y * up.y, y.z * up.z, y.w * up.w);
+    } else if (gated) {
       y = make_float4(Silu(y.x) * up.x, Silu(y.y) * up.y, Silu(y.z) * up.z, Silu(y.w) * up.w);
     } else {
       const float scale = params.scale;

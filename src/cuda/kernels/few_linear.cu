@@ -67,7 +67,7 @@ struct FewParams {
   float inverse_cols;
 };
 
-template <WeightFormat F, bool kWide, FewWalk kWalk, bool kRoutes>
+template <WeightFormat F, bool kWide, FewWalk kWalk, FewEnd kEnd>
 __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
     FewLinearKernel(const __grid_constant__ FewParams params) {
   constexpr int kLoads = LoadsOf(F);
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
   }
 
   // In blocks: the row of a tile, times a token, that this thread finishes first.
-  const FewOutputs<kRoutes> outputs(p, first_token);
+  const FewOutputs<kEnd> outputs(p, first_token);
   const int items = params.row_warps * places * kTileRows;
   const auto place_of = [&](int item) { return item / kTileRows & (places - 1); };
   const auto row_of = [&](int item) {
@@ -179,6 +179,11 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
   const bool finishes =
       !kStream && thread < items && place_of(thread) < tokens && first_row < m.rows;
   const float first_bias = finishes && p.bias != nullptr ? p.bias[first_row] : 0.0f;
+  constexpr bool kRule = kEnd == FewEnd::kRule;
+  const auto row_factor = [&](int row) {
+    return kRule && p.rule.factors != nullptr && row < m.rows ? p.rule.factors[row] : 1.0f;
+  };
+  const float first_row_factor = row_factor(finishes ? first_row : m.rows);
   float* const first_to = outputs.At(place_of(thread), first_row);
 
   // Preparation: a quad of lanes has a chunk of a token; places without a token repeat the last.
@@ -360,7 +365,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = rows[i / 2];
-        y[i] = fmaf(acc[i], factor[i % 2], p.bias != nullptr && row < m.rows ? p.bias[row] : 0.0f);
+        y[i] = fmaf(acc[i], factor[i % 2] * row_factor(row),
+                    p.bias != nullptr && row < m.rows ? p.bias[row] : 0.0f);
         acc[i] = 0;
       }
 #pragma unroll
@@ -398,11 +404,13 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
     const int row = row_of(item);
     const bool exists = of_place < tokens && row < m.rows;
     float bias = first_bias;
+    float of_row = first_row_factor;
     float old = first_old;
     float* to = first_to;
     if (item != thread) {
       to = outputs.At(of_place, row);
       bias = exists && p.bias != nullptr ? p.bias[row] : 0.0f;
+      of_row = row_factor(exists ? row : m.rows);
       old = exists && outputs.adds ? *to : 0.0f;
     }
     const float* sum = partial +
@@ -418,12 +426,12 @@ __global__ void __launch_bounds__(kMostWarps * 32, LoadsOf(F) <= 4 ? 2 : 1)
       }
       y += more[0] + more[1] + (more[2] + more[3]) + (more[4] + more[5] + (more[6] + more[7]));
     }
-    y = fmaf(y, has_norm ? factors[of_place] : 1.0f, bias);
+    y = fmaf(y, (has_norm ? factors[of_place] : 1.0f) * of_row, bias);
     // Gate rows of a tile come before its up rows.
     const float up = __shfl_xor_sync(0xffffffffu, y, 8);
     if (exists && row < outputs.rows) outputs.Store(to, y, up, old);
   }
-  if constexpr (kRoutes) {
+  if constexpr (kEnd == FewEnd::kRouter) {
     RouteWhenLast(p, p.output, first_token, first_token + tokens, p.arrivals + blockIdx.y);
   }
 }
@@ -496,16 +504,23 @@ struct FewLauncher {
     const int passes = RoundedUp(m.chunks, 8 >> params.token_bits);
     warps = std::max(multiplying, std::min(kMostWarps - helpers, passes)) + helpers;
     const int blocks = RoundedUp(m.tiles, params.row_warps);
-    if (routes) return Start<F, kWide, FewWalk::kLoop, true>(blocks);
+    if (routes) return StartEnd<F, kWide, FewWalk::kLoop, FewEnd::kRouter>(blocks);
     if (warps * params.warp_chunks * kUnit <= kMostWeightBytes) {
       return Start<F, kWide, FewWalk::kOnce>(blocks);
     }
     return Start<F, kWide, FewWalk::kLoop>(blocks);
   }
 
-  template <WeightFormat F, bool kWide, FewWalk kWalk, bool kRoutes = false>
+  template <WeightFormat F, bool kWide, FewWalk kWalk>
   bool Start(int blocks) {
-    const auto kernel = FewLinearKernel<F, kWide, kWalk, kRoutes>;
+    return params.linear.epilogue == LinearEpilogue::kRule
+               ? StartEnd<F, kWide, kWalk, FewEnd::kRule>(blocks)
+               : StartEnd<F, kWide, kWalk, FewEnd::kPlain>(blocks);
+  }
+
+  template <WeightFormat F, bool kWide, FewWalk kWalk, FewEnd kEnd>
+  bool StartEnd(int blocks) {
+    const auto kernel = FewLinearKernel<F, kWide, kWalk, kEnd>;
     const int held = kWalk == FewWalk::kOnce ? params.warp_chunks : kRing * StepOf(F);
     for (;; --params.token_bits) {
       CutMemory<F, kWide>(held);

@@ -190,20 +190,29 @@ __device__ __forceinline__ void MultiplyChunk(const unsigned char* weights,
   }
 }
 
+// What becomes of finished sums.
+enum class FewEnd { kPlain, kRouter, kRule };
+
 // Where outputs are, and what is done to whole sums `y` (and `up`) times the norm's factor.
-template <bool kRoutes>
+template <FewEnd kEnd>
 struct FewOutputs {
+  static constexpr bool kRoutes = kEnd == FewEnd::kRouter;
+  static constexpr bool kRule = kEnd == FewEnd::kRule;
   bool gated;
   bool adds;
   float scale;
   float* values;
   int stride;
   int rows;
+  Activation activation;
+  bool activates;
 
   __device__ __forceinline__ FewOutputs(const LinearParams& p, int first_token)
-      : gated(p.epilogue == LinearEpilogue::kSiluMul),
-        adds(p.epilogue == LinearEpilogue::kAdd),
-        scale(p.scale) {
+      : gated(kRule ? p.matrix.interleaved : p.epilogue == LinearEpilogue::kSiluMul),
+        adds(kRule ? p.rule.adds : p.epilogue == LinearEpilogue::kAdd),
+        scale(p.scale),
+        activation(p.rule.activation),
+        activates(p.rule.activates) {
     rows = gated ? p.matrix.rows / 2 : p.matrix.rows;
     stride = kRoutes ? p.matrix.rows : p.output_stride;
     values = (kRoutes ? p.scores : p.output) + static_cast<long long>(first_token) * stride;
@@ -214,6 +223,9 @@ struct FewOutputs {
   __device__ __forceinline__ void Store(float* to, float y, float up, float old) const {
     if constexpr (kRoutes) {
       __stcg(to, y);
+    } else if constexpr (kRule) {
+      if (gated || activates) y = Activate(activation, y);
+      *to = fmaf(scale, gated ? y * up : y, old);
     } else {
       *to = gated ? FastSilu(y) * up : fmaf(scale, y, old);
     }

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     routing = params.routing + static_cast<long long>(token) * params.routing_stride +
               params.expert_top_k + choice;
     input += static_cast<long long>(token) * p.input_stride;
-    const int results = p.epilogue == LinearEpilogue::kSiluMul ? m.rows / 2 : m.rows;
+    const int results = m.interleaved ? m.rows / 2 : m.rows;
     output += static_cast<long long>(token) * p.output_stride + choice * results;
     first_token = 0;
     tokens = 1;
@@ -251,17 +251,27 @@ __global__ void __launch_bounds__(kWarps * 32)
     if (token >= tokens || t % 2 == 1) continue;
     const float low = y.x * factor;
     const float high = y.z * factor;
-    const float2 old = LoadOld(p, output, tile, g, token);
+    const auto store = [&]<LinearEpilogue kEpilogue>() {
+      StoreRows<kEpilogue>(p, output, tile, g, token, low, high,
+                           LoadOld<kEpilogue>(p, output, tile, g, token));
+    };
     switch (p.epilogue) {
       case LinearEpilogue::kStore:
+        store.template operator()<LinearEpilogue::kStore>();
+        break;
       case LinearEpilogue::kAdd:
-        StoreRows<LinearEpilogue::kAdd>(p, output, tile, g, token, low, high, old);
+        store.template operator()<LinearEpilogue::kAdd>();
         break;
       case LinearEpilogue::kSiluMul:
-        StoreRows<LinearEpilogue::kSiluMul>(p, output, tile, g, token, low, high, old);
+        store.template operator()<LinearEpilogue::kSiluMul>();
         break;
       case LinearEpilogue::kRouter:
-        StoreRows<LinearEpilogue::kRouter>(p, output, tile, g, token, low, high, old);
+        store.template operator()<LinearEpilogue::kRouter>();
+        break;
+      case LinearEpilogue::kRule:
+        store.template operator()<LinearEpilogue::kRule>();
+        break;
+      case LinearEpilogue::kRouteByRule:
         break;
     }
   }

@@ -4,14 +4,28 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/kernels/packed_matrix.h"
+#include "cuda/kernels/route.h"
+#include "model/plan.h"
 
 namespace adder::cuda {
 
 enum class LinearEpilogue {
-  kStore,    // out = scale * y
-  kAdd,      // out += scale * y
-  kSiluMul,  // the matrix is interleaved gate | up: out = silu(gate) * up, rows / 2 wide
-  kRouter,   // scores = y; the last block to finish a token chooses its experts
+  kStore,        // out = scale * y
+  kAdd,          // out += scale * y
+  kSiluMul,      // the matrix is interleaved gate | up: out = silu(gate) * up, rows / 2 wide
+  kRouter,       // scores = y; the last block to finish a token chooses its experts
+  kRule,         // as RowRule says
+  kRouteByRule,  // of LaunchRouterByRule
+};
+
+// What other epilogues lack. With products W norm(x) of a row, z = factor * product + bias, and the
+// result is activation(z) * z_up where the matrix is interleaved (z of the gate row and of the up
+// row), activation(z) where it only activates, z otherwise; then as kStore or kAdd.
+struct RowRule {
+  const float* factors = nullptr;  // [rows]; null: all 1
+  bool activates = false;          // always, if the matrix is interleaved
+  Activation activation = Activation::kSilu;
+  bool adds = false;
 };
 
 struct LinearParams {
@@ -28,6 +42,7 @@ struct LinearParams {
   float norm_eps = 0;
   const float* bias = nullptr;  // [rows]; null: none
   LinearEpilogue epilogue = LinearEpilogue::kStore;
+  RowRule rule;  // of kRule
   float scale = 1;
   float* output = nullptr;  // [tokens, output_stride]
   int output_stride = 0;
@@ -85,14 +100,28 @@ bool ReadsRounded(const LinearShape& shape, int tokens);
 
 void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStream_t stream);
 
+// As LaunchLinear with the results as logits of LaunchRoute, in one launch, for one token and not
+// LinearShape::batch_invariant. The matrix has a multiple of four columns; of `route`, logits and
+// tokens are not used. `scores` and `arrivals` as for kRouter.
+void LaunchRouterByRule(const LinearParams& linear, const RouteParams& route,
+                        const LinearShape& shape, cudaStream_t stream);
+
+// Whether LaunchLinearPair takes these two matrices.
+bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const LinearShape& shape);
+// Two matrices that one token's row goes through: as LaunchLinear of both, in one launch. The input
+// and its norm are the first's; epilogues are kStore, or kRule without an activation or an
+// addition.
+void LaunchLinearPair(const LinearParams& first, const LinearParams& second,
+                      const LinearShape& shape, cudaStream_t stream);
+
 // For each token and each of the stack's `heads` matrices h: output[token][h * rows ..] = scale *
 // W_h input[token][h * step .. h * step + cols). Always batch-invariant. Without a norm, a bias,
 // input_rows, and with epilogue kStore.
 void LaunchHeadsLinear(const LinearParams& params, int heads, int step, cudaStream_t stream);
 
 // For each token and chosen expert j: output[token][j * width ..] = silu(gate) * up, width = rows /
-// 2 of an interleaved stack; epilogue kSiluMul. With kStore W_j norm(x), width = rows, of a stack
-// that is not interleaved, without a shared expert and without CanRoute.
+// 2 of an interleaved stack; epilogue kSiluMul. With kRule as the rule says, width = rows of a
+// stack that is not interleaved; without CanRoute.
 void LaunchExpertGateUp(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream);
 // output[token] += scale * sum over j of weight[j] * W_j input[token][j * cols ..]; epilogue kAdd.
 void LaunchExpertDown(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream);

@@ -1,7 +1,7 @@
 // A thread per result; a block owns results of one row.
 #include <cuda_bf16.h>
 
-#include "cuda/kernels/activation.cuh"
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_finish.h"
 

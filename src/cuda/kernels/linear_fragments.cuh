@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/packed_matrix.h"
 
@@ -188,9 +189,10 @@ __device__ __forceinline__ void SumColumns(const unsigned (&b)[4][2], float (&su
 }
 
 // Experts whose matrices a kernel multiplies by; see linear.h.
-// kRoutedGateUp: kGateUp of a token whose experts the same launch chooses.
-// kHeads: all matrices of a stack, each with its own part of the input (LaunchHeadsLinear).
-enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kHeads };
+// kRoutedGateUp: kGateUp of a token whose experts the same launch chooses. kPair: no experts but
+// two matrices that read the same token, the second in the place of the shared expert. kHeads: all
+// matrices of a stack, each with its own part of the input (LaunchHeadsLinear).
+enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kPair, kHeads };
 
 struct KernelParams {
   LinearParams linear;
@@ -206,17 +208,22 @@ struct KernelParams {
 };
 
 // Writes one lane's part of a finished tile: the values of rows g and g + 8 for one token. `old` is
-// what kAdd adds to.
+// what is added to.
 template <LinearEpilogue kEpilogue>
 __device__ __forceinline__ void StoreRows(const LinearParams& p, float* output, int tile, int g,
                                           int token, float low, float high, float2 old) {
   const PackedMatrix& m = p.matrix;
+  constexpr bool kRule = kEpilogue == LinearEpilogue::kRule;
   // Only gated projections are interleaved.
-  constexpr bool kInterleaved = kEpilogue == LinearEpilogue::kSiluMul;
-  const int low_row = LogicalRow(kInterleaved, m.rows, tile, g);
-  const int high_row = LogicalRow(kInterleaved, m.rows, tile, g + 8);
+  const bool interleaved = kRule ? m.interleaved : kEpilogue == LinearEpilogue::kSiluMul;
+  const int low_row = LogicalRow(interleaved, m.rows, tile, g);
+  const int high_row = LogicalRow(interleaved, m.rows, tile, g + 8);
   const bool has_low = low_row < m.rows;
   const bool has_high = high_row < m.rows;
+  if (kRule && p.rule.factors != nullptr) {
+    if (has_low) low *= p.rule.factors[low_row];
+    if (has_high) high *= p.rule.factors[high_row];
+  }
   if (p.bias != nullptr) {
     if (has_low) low += p.bias[low_row];
     if (has_high) high += p.bias[high_row];
@@ -229,16 +236,29 @@ __device__ __forceinline__ void StoreRows(const LinearParams& p, float* output, 
   } else if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
     if (has_low) out[low_row] = Silu(low) * high;
   } else {
+    if constexpr (kRule) {
+      if (interleaved) {
+        if (has_low) out[low_row] = Activate(p.rule.activation, low) * high;
+        return;
+      }
+      if (p.rule.activates) {
+        low = Activate(p.rule.activation, low);
+        high = Activate(p.rule.activation, high);
+      }
+    }
     if (has_low) out[low_row] = fmaf(p.scale, low, old.x);
     if (has_high) out[high_row] = fmaf(p.scale, high, old.y);
   }
 }
 
 // What StoreRows adds to.
+template <LinearEpilogue kEpilogue>
 __device__ __forceinline__ float2 LoadOld(const LinearParams& p, const float* output, int tile,
                                           int g, int token) {
   float2 old = make_float2(0, 0);
-  if (p.epilogue != LinearEpilogue::kAdd) return old;
+  if (kEpilogue == LinearEpilogue::kRule ? !p.rule.adds : kEpilogue != LinearEpilogue::kAdd) {
+    return old;
+  }
   const PackedMatrix& m = p.matrix;
   const float* out = output + static_cast<long long>(token) * p.output_stride;
   const int low_row = LogicalRow(m.interleaved, m.rows, tile, g);
@@ -305,10 +325,9 @@ __device__ inline void ChooseExperts(const float* scores, int experts, int top_k
   for (int j = lane; j < top_k; j += 32) out[j] /= sum;
 }
 
-// The end of a router's kernel: the last block to have written its scores chooses the experts of
-// tokens [first, end). `arrivals` is these tokens' counter.
-__device__ inline void RouteWhenLast(const LinearParams& p, float* output, int first, int end,
-                                     unsigned* arrivals) {
+// Whether this is the last block of a row of the grid that gets here, and sees what others wrote
+// before. `arrivals` is zero before and after.
+__device__ inline bool ArrivesLast(unsigned* arrivals) {
   __threadfence();
   __syncthreads();
   __shared__ bool last;
@@ -317,8 +336,15 @@ __device__ inline void RouteWhenLast(const LinearParams& p, float* output, int f
     if (last) *arrivals = 0;
   }
   __syncthreads();
-  if (!last) return;
-  __threadfence();
+  if (last) __threadfence();
+  return last;
+}
+
+// The end of a router's kernel: the last block to have written its scores chooses the experts of
+// tokens [first, end). `arrivals` is these tokens' counter.
+__device__ inline void RouteWhenLast(const LinearParams& p, float* output, int first, int end,
+                                     unsigned* arrivals) {
+  if (!ArrivesLast(arrivals)) return;
   const int warps = static_cast<int>(blockDim.x / 32);
   for (int token = first + static_cast<int>(threadIdx.x / 32); token < end; token += warps) {
     ChooseExperts(p.scores + static_cast<long long>(token) * p.matrix.rows, p.matrix.rows, p.top_k,

@@ -1,180 +1,9 @@
-// Launches of the matrix kernel for one token: how its work is cut, and which kernel does it.
+// Launches of the matrix kernel for one token.
 #include "cuda/kernels/matvec.h"
 
-#include <algorithm>
-
-#include "core/error.h"
-#include "cuda/kernels/launch.cuh"
-#include "cuda/kernels/matvec_kernel.cuh"
+#include "cuda/kernels/matvec_launch.cuh"
 
 namespace adder::cuda {
-namespace {
-
-int Reciprocal(int n) { return (65536 + n - 1) / n; }
-
-int RoundedUp(int value, int by) { return (value + by - 1) / by; }
-
-struct Launcher {
-  MatvecParams params;
-  unsigned grid_y;
-  int multiprocessors;
-  cudaStream_t stream;
-
-  // Few spans per warp, as long as all blocks are on the device at once.
-  void ChooseWarps(int tiles, int spans) {
-    const int tiles_per_multiprocessor = RoundedUp(tiles, multiprocessors);
-    params.held_spans =
-        std::max(RoundedUp(spans, kMostWarps),
-                 std::min(2, RoundedUp(spans * tiles_per_multiprocessor, kMostWarps)));
-    params.column_warps = RoundedUp(spans, params.held_spans);
-    params.row_warps =
-        std::max(1, std::min(kMostWarps / params.column_warps, tiles_per_multiprocessor));
-  }
-
-  template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue>
-  void Run() {
-    constexpr int kChunks = kSpanChunks<F, kWide>;
-    const PackedMatrix& m = params.linear.matrix;
-    params.spans = (m.chunks + kChunks - 1) / kChunks;
-    params.spans_reciprocal = Reciprocal(params.spans);
-    constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
-    constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes;
-    int spans = params.spans * (kExperts == Experts::kDown ? params.top_k : 1);
-    if (kExperts == Experts::kDown) spans += (params.shared.chunks + kChunks - 1) / kChunks;
-    params.spans_of_block = spans;
-    const int tiles = kGateUp ? m.tiles * params.top_k + params.shared.tiles : m.tiles;
-    ChooseWarps(tiles * static_cast<int>(grid_y), spans);
-    // One block chooses experts without waiting for others.
-    if (kEpilogue == LinearEpilogue::kRouter && m.tiles <= kMostRouterTiles) {
-      params.row_warps = m.tiles;
-      params.column_warps = std::min(spans, kMostWarps / m.tiles);
-      params.held_spans = (spans + params.column_warps - 1) / params.column_warps;
-    }
-    if (kRoutes) {
-      // At least a warp per tile of the router, of which there are at most kMostRouterTiles.
-      params.row_warps =
-          std::max(params.row_warps, RoundedUp(params.router.tiles, params.column_warps));
-    }
-    params.column_warps_reciprocal = Reciprocal(params.column_warps);
-    params.blocks_per_expert = RoundedUp(m.tiles, params.row_warps);
-    params.blocks_per_expert_reciprocal = Reciprocal(params.blocks_per_expert);
-    int blocks = params.blocks_per_expert;
-    if (kGateUp) {
-      blocks = blocks * params.top_k + RoundedUp(params.shared.tiles, params.row_warps);
-    }
-    if constexpr (kRoutes) {
-      params.router_column_warps = params.column_warps * params.row_warps / params.router.tiles;
-      params.router_column_warps_reciprocal = Reciprocal(params.router_column_warps);
-      return Start<F, kWide, kExperts, kEpilogue, Walk::kOnce>(blocks);
-    }
-    // What large models have more tiles of than fit on the device at once.
-    if constexpr (kExperts == Experts::kNone && kEpilogue != LinearEpilogue::kRouter) {
-      if (blocks > 2 * multiprocessors) {
-        params.column_warps = 1;
-        params.row_warps = kStreamWarps;
-        // Every warp has the same number of tiles, or one fewer.
-        const int most = multiprocessors * kStreamBlocksPerMultiprocessor * kStreamWarps;
-        const int rounds = (m.tiles + most - 1) / most;
-        const int warps = (m.tiles + rounds - 1) / rounds;
-        return Start<F, kWide, kExperts, kEpilogue, Walk::kStream>((warps + kStreamWarps - 1) /
-                                                                   kStreamWarps);
-      }
-    }
-    const int warps = params.column_warps * params.row_warps;
-    if (warps * params.held_spans * kSpanBytes<F, kWide> <= kMostWeightBytes) {
-      return Start<F, kWide, kExperts, kEpilogue, Walk::kOnce>(blocks);
-    }
-    Start<F, kWide, kExperts, kEpilogue, Walk::kLoop>(blocks);
-  }
-
-  template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
-  void Start(int blocks) {
-    const auto kernel = MatvecKernel<F, kWide, kExperts, kEpilogue, kWalk>;
-    const int warps = params.column_warps * params.row_warps;
-    params.weight_spans = warps * (kWalk == Walk::kOnce ? params.held_spans : kRingSpans);
-    if (kExperts == Experts::kRoutedGateUp) {
-      const int router_warps = params.router_column_warps * params.router.tiles;
-      params.router_held_spans = RoundedUp(params.spans, params.router_column_warps);
-      params.weight_spans = std::max(params.weight_spans, router_warps * params.router_held_spans);
-    }
-    const int chunks = params.spans_of_block * kSpanChunks<F, kWide>;
-    const int activation_bytes = IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
-                                                : 4 * (chunks * kChunkCols + kColumnPad);
-    const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
-    const int router_bytes = ExpertChoice::Bytes(
-        kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows : params.router.rows);
-    auto shared = static_cast<size_t>(params.weight_spans * kSpanBytes<F, kWide> +
-                                      activation_bytes + 16 + partial_bytes + 4 + router_bytes);
-    // Of matrices that add to the residual, no two blocks share a multiprocessor: the device puts
-    // them together where the blocks of the kernel before leave room. Where nearly every
-    // multiprocessor has a block anyway, so much memory only delays them.
-    if (kEpilogue == LinearEpilogue::kAdd && kWalk == Walk::kOnce && params.triggers_early &&
-        blocks * static_cast<int>(grid_y) <= multiprocessors / 4 * 3) {
-      shared = std::max(shared, static_cast<size_t>(DeviceSharedBytes() / 2 + 2048));
-    }
-    if (shared > 48 * 1024) {
-      Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shared)),
-            "setting the matrix-vector kernel's shared memory");
-    }
-    params.preparing_warps = std::max(
-        warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
-    const int helper = params.linear.norm_weight != nullptr ? 1 : 0;
-    Launch("the matrix-vector kernel", kernel, dim3(static_cast<unsigned>(blocks), grid_y),
-           dim3(static_cast<unsigned>((params.preparing_warps + helper) * 32)), shared, stream,
-           params);
-  }
-};
-
-template <Experts kExperts, LinearEpilogue kEpilogue>
-void Dispatch(const LinearParams& linear, const ExpertParams* experts, const LinearShape& shape,
-              cudaStream_t stream) {
-  const PackedMatrix& m = linear.matrix;
-  Launcher launcher = {};
-  launcher.params.linear = linear;
-  // What the next kernel loads first would compete with the weights of a large matrix. Behind gates
-  // of experts, it reads first what was routed.
-  constexpr int64_t kSmallQuantized = 4 << 20;
-  constexpr int64_t kSmallDense = 8 << 20;
-  launcher.params.triggers_early = (kExperts == Experts::kNone || kExperts == Experts::kDown) &&
-                                   m.data_stride * int64_t{sizeof(uint4)} <
-                                       (IsQuantized(m.format) ? kSmallQuantized : kSmallDense);
-  launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
-  launcher.grid_y = 1;
-  launcher.multiprocessors = shape.multiprocessors;
-  launcher.stream = stream;
-  if (experts != nullptr) {
-    launcher.params.routing = experts->routing;
-    launcher.params.routing_stride = experts->routing_stride;
-    launcher.params.top_k = experts->top_k;
-    launcher.params.shared = experts->shared;
-    launcher.params.shared_input = experts->shared_input;
-    launcher.params.shared_input_stride = experts->shared_input_stride;
-    launcher.params.shared_output = experts->shared_output;
-    launcher.params.shared_output_stride = experts->shared_output_stride;
-    launcher.params.router = experts->router;
-    launcher.params.router_bias = experts->router_bias;
-    launcher.params.chosen = experts->chosen;
-    launcher.grid_y = static_cast<unsigned>(linear.tokens);
-  }
-  const bool wide = m.scale_format == ScaleFormat::kWide;
-  switch (m.format) {
-    case WeightFormat::kQ4:
-      return wide ? launcher.Run<WeightFormat::kQ4, true, kExperts, kEpilogue>()
-                  : launcher.Run<WeightFormat::kQ4, false, kExperts, kEpilogue>();
-    case WeightFormat::kQ8:
-      return wide ? launcher.Run<WeightFormat::kQ8, true, kExperts, kEpilogue>()
-                  : launcher.Run<WeightFormat::kQ8, false, kExperts, kEpilogue>();
-    case WeightFormat::kBf16:
-      return launcher.Run<WeightFormat::kBf16, false, kExperts, kEpilogue>();
-    case WeightFormat::kF16:
-      return launcher.Run<WeightFormat::kF16, false, kExperts, kEpilogue>();
-    case WeightFormat::kF32:
-      return launcher.Run<WeightFormat::kF32, false, kExperts, kEpilogue>();
-  }
-}
-
-}  // namespace
 
 bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared) {
   return experts.format == shared.format && experts.scale_format == shared.scale_format &&
@@ -201,33 +30,40 @@ bool CanRoute(const PackedMatrix& experts, const PackedMatrix& router, int token
 
 void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Experts kind,
                   const LinearShape& shape, cudaStream_t stream) {
+  if (linear.epilogue == LinearEpilogue::kRule) {
+    return LaunchRuledMatvec(linear, experts, shape, stream);
+  }
   switch (kind) {
     case Experts::kGateUp:
-      if (linear.epilogue == LinearEpilogue::kStore) {
-        return Dispatch<Experts::kGateUp, LinearEpilogue::kStore>(linear, experts, shape, stream);
-      }
       if (experts->router.rows == 0) {
-        return Dispatch<Experts::kGateUp, LinearEpilogue::kSiluMul>(linear, experts, shape, stream);
+        return DispatchMatvec<Experts::kGateUp, LinearEpilogue::kSiluMul>(linear, experts, shape,
+                                                                          stream);
       }
       [[fallthrough]];
     case Experts::kRoutedGateUp:
-      return Dispatch<Experts::kRoutedGateUp, LinearEpilogue::kSiluMul>(linear, experts, shape,
-                                                                        stream);
+      return DispatchMatvec<Experts::kRoutedGateUp, LinearEpilogue::kSiluMul>(linear, experts,
+                                                                              shape, stream);
     case Experts::kDown:
-      return Dispatch<Experts::kDown, LinearEpilogue::kAdd>(linear, experts, shape, stream);
+      return DispatchMatvec<Experts::kDown, LinearEpilogue::kAdd>(linear, experts, shape, stream);
     case Experts::kNone:
+    case Experts::kPair:
     case Experts::kHeads:  // the exact kernel's alone
       break;
   }
   switch (linear.epilogue) {
     case LinearEpilogue::kStore:
-      return Dispatch<Experts::kNone, LinearEpilogue::kStore>(linear, experts, shape, stream);
+      return DispatchMatvec<Experts::kNone, LinearEpilogue::kStore>(linear, experts, shape, stream);
     case LinearEpilogue::kAdd:
-      return Dispatch<Experts::kNone, LinearEpilogue::kAdd>(linear, experts, shape, stream);
+      return DispatchMatvec<Experts::kNone, LinearEpilogue::kAdd>(linear, experts, shape, stream);
     case LinearEpilogue::kSiluMul:
-      return Dispatch<Experts::kNone, LinearEpilogue::kSiluMul>(linear, experts, shape, stream);
+      return DispatchMatvec<Experts::kNone, LinearEpilogue::kSiluMul>(linear, experts, shape,
+                                                                      stream);
     case LinearEpilogue::kRouter:
-      return Dispatch<Experts::kNone, LinearEpilogue::kRouter>(linear, experts, shape, stream);
+      return DispatchMatvec<Experts::kNone, LinearEpilogue::kRouter>(linear, experts, shape,
+                                                                     stream);
+    case LinearEpilogue::kRule:
+    case LinearEpilogue::kRouteByRule:
+      break;
   }
 }
 

@@ -16,5 +16,8 @@ inline constexpr int kMostMatvecTokens = 1;
 // matrix must have a multiple of four columns, and the input's rows begin on 16-byte boundaries.
 void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Experts kind,
                   const LinearShape& shape, cudaStream_t stream);
+// The same with kRule: of one matrix, or of experts' gates.
+void LaunchRuledMatvec(const LinearParams& linear, const ExpertParams* experts,
+                       const LinearShape& shape, cudaStream_t stream);
 
 }  // namespace adder::cuda

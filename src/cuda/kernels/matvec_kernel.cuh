@@ -25,6 +25,7 @@
 #include "cuda/kernels/expert_choice.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
+#include "cuda/kernels/route.cuh"
 
 namespace adder::cuda {
 
@@ -56,6 +57,11 @@ struct MatvecParams {
   int shared_input_stride;
   float* shared_output;
   int shared_output_stride;
+  // Of the second matrix of a pair.
+  const float* second_bias;
+  const float* second_factors;
+  float second_scale;
+  RouteParams route;  // of kRouteByRule
   PackedMatrix router;
   const float* router_bias;
   float* chosen;
@@ -97,7 +103,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr bool kStream = kWalk == Walk::kStream;
   constexpr bool kNormalizes = kExperts != Experts::kDown;
   constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
-  constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes;
+  constexpr bool kPair = kExperts == Experts::kPair;
+  constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes || kPair;
   const LinearParams& p = params.linear;
   // The last blocks of a row of the grid have the shared expert (gate, up).
   int block = static_cast<int>(blockIdx.x);
@@ -109,6 +116,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     is_shared = choice == params.top_k;
   }
   const PackedMatrix& m = is_shared ? params.shared : p.matrix;
+  constexpr bool kRule = kEpilogue == LinearEpilogue::kRule;
+  const bool interleaved = kRule ? m.interleaved : kEpilogue == LinearEpilogue::kSiluMul;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   // The same in all lanes, which the compiler cannot know of a quotient.
@@ -131,10 +140,9 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     input += token * p.input_stride;
     if (is_shared) {
       output = params.shared_output + token * params.shared_output_stride;
-    } else {
+    } else if constexpr (!kPair) {
       routing = params.routing + token * params.routing_stride + params.top_k + choice;
-      constexpr int kRowsPerResult = kEpilogue == LinearEpilogue::kSiluMul ? 2 : 1;
-      output += token * p.output_stride + choice * (m.rows / kRowsPerResult);
+      output += token * p.output_stride + choice * (interleaved ? m.rows / 2 : m.rows);
     }
   } else if constexpr (kExperts == Experts::kDown) {
     routing = params.routing + static_cast<long long>(blockIdx.y) * params.routing_stride;
@@ -189,7 +197,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     unsigned char* to = weights + slot * kSpanBytes<F, kWide>;
     if constexpr (kRoutes) {
       if (!is_shared && !is_routing) matrix = chosen.experts[choice];
-    } else if constexpr (kGateUp) {
+    } else if constexpr (kGateUp && !kPair) {
       if (!is_shared) matrix = static_cast<int>(*routing);
     }
     if (kExperts == Experts::kDown && span >= routed_spans) {
@@ -238,18 +246,22 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
   // In blocks: the row that this thread finishes, if it does.
   const int finish_tile = block * params.row_warps + warp;
-  const int row =
-      LogicalRow(kEpilogue == LinearEpilogue::kSiluMul, m.rows, finish_tile, lane % kTileRows);
+  const int row = LogicalRow(interleaved, m.rows, finish_tile, lane % kTileRows);
   const bool finishes = !kStream && warp < params.row_warps && row < m.rows;
-  const float bias = finishes && p.bias != nullptr ? p.bias[row] : 0.0f;
+  const bool is_second = kPair && is_shared;
+  const float* biases = is_second ? params.second_bias : p.bias;
+  const float bias = finishes && biases != nullptr ? biases[row] : 0.0f;
+  const float* row_factors = is_second ? params.second_factors : p.rule.factors;
+  float row_factor = 1;
+  if (kRule && finishes && row_factors != nullptr) row_factor = row_factors[row];
 
   if (params.triggers_early) PdlTrigger();
   PdlWait();
   if (!params.triggers_early && (!kRoutes || is_shared)) PdlTrigger();
   if (kExperts == Experts::kGateUp && !is_shared) copy_first();
   float old = 0;
-  if constexpr (!kStream && kEpilogue == LinearEpilogue::kAdd) {
-    if (finishes) old = output[row];
+  if constexpr (!kStream && (kRule || kEpilogue == LinearEpilogue::kAdd)) {
+    if (finishes && (!kRule || p.rule.adds)) old = output[row];
   }
   if (p.input_rows != nullptr) input += static_cast<long long>(*p.input_rows) * p.input_stride;
   float squares = 0;
@@ -357,7 +369,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       add_quad();
       if (lane % 4 == 0) {
         StoreRows<kEpilogue>(p, output, tile, lane / 4, 0, sums[0] * scale, sums[1] * scale,
-                             LoadOld(p, output, tile, lane / 4, 0));
+                             LoadOld<kEpilogue>(p, output, tile, lane / 4, 0));
       }
       sums[0] = sums[1] = 0;
     }
@@ -408,17 +420,30 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
                             params.router_bias == nullptr ? y : y + params.router_bias[expert]);
           }
         } else {
-          y += bias;
-          if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
+          if constexpr (kRule) {
+            y = fmaf(y, row_factor, bias);
+            if (interleaved || p.rule.activates) {
+              const float up = __shfl_xor_sync(0xffffffffu, y, 8);
+              y = Activate(p.rule.activation, y);
+              if (interleaved) y *= up;
+            }
+            if (finishes && lane < (interleaved ? 8 : kTileRows)) {
+              output[row] = fmaf(is_second ? params.second_scale : p.scale, y, old);
+            }
+          } else if constexpr (kEpilogue == LinearEpilogue::kSiluMul) {
+            y += bias;
             const float up = __shfl_xor_sync(0xffffffffu, y, 8);
             if (finishes && lane < 8) output[row] = FastSilu(y) * up;
           } else if (finishes && lane < kTileRows) {
+            y += bias;
             if constexpr (kEpilogue == LinearEpilogue::kRouter) {
               if (gridDim.x == 1) {
                 chosen.SetScore(row, y);
               } else {
                 __stcg(p.scores + row, y);
               }
+            } else if constexpr (kEpilogue == LinearEpilogue::kRouteByRule) {
+              __stcg(p.scores + row, y);
             } else {
               output[row] = fmaf(p.scale, y, old);
             }
@@ -447,6 +472,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       WaitForCopies<0>();
       __syncwarp();
     }
+  }
+  if constexpr (kEpilogue == LinearEpilogue::kRouteByRule) {
+    if (!ArrivesLast(p.arrivals)) return;
+    for (int e = thread; e < m.rows; e += static_cast<int>(blockDim.x)) {
+      chosen.scores[e] = __ldcg(p.scores + e);
+    }
+    __syncthreads();
+    ChooseByRule(params.route, chosen.scores, output);
   }
   if constexpr (kEpilogue == LinearEpilogue::kRouter) {
     if (gridDim.x > 1) return RouteWhenLast(p, output, 0, 1, p.arrivals);

@@ -9,7 +9,7 @@
 // by the block's size alone, so no sum depends on the batch.
 #include <cuda_bf16.h>
 
-#include "cuda/kernels/activation.cuh"
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/rg_lru.h"
 

@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/activation.cuh"
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/rwkv7.h"
 #include "cuda/kernels/sums.cuh"

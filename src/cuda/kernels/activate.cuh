@@ -1,5 +1,7 @@
-// The activations of model/plan.h on the device.
+// Activations in f32.
 #pragma once
+
+#include <cuda_runtime.h>
 
 #include "model/plan.h"
 

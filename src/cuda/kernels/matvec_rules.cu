@@ -1,0 +1,36 @@
+// The matrix kernel for one token with results as RowRule says, and of routers by rules.
+#include "cuda/kernels/matvec_launch.cuh"
+
+namespace adder::cuda {
+
+void LaunchRuledMatvec(const LinearParams& linear, const ExpertParams* experts,
+                       const LinearShape& shape, cudaStream_t stream) {
+  if (experts == nullptr) {
+    return DispatchMatvec<Experts::kNone, LinearEpilogue::kRule>(linear, nullptr, shape, stream);
+  }
+  DispatchMatvec<Experts::kGateUp, LinearEpilogue::kRule>(linear, experts, shape, stream);
+}
+
+void LaunchRouterByRule(const LinearParams& linear, const RouteParams& route,
+                        const LinearShape& shape, cudaStream_t stream) {
+  DispatchMatvec<Experts::kNone, LinearEpilogue::kRouteByRule>(linear, nullptr, shape, stream,
+                                                               nullptr, &route);
+}
+
+bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const LinearShape& shape) {
+  // More are better off in streams, each matrix by itself.
+  const int most_tiles = shape.multiprocessors * 4;
+  return !shape.batch_invariant && first.format == second.format &&
+         first.scale_format == second.scale_format && first.cols == second.cols &&
+         first.cols % 4 == 0 && !first.interleaved && !second.interleaved &&
+         first.tiles + second.tiles <= most_tiles;
+}
+
+void LaunchLinearPair(const LinearParams& first, const LinearParams& second,
+                      const LinearShape& shape, cudaStream_t stream) {
+  LinearParams ruled = first;
+  ruled.epilogue = LinearEpilogue::kRule;
+  DispatchMatvec<Experts::kPair, LinearEpilogue::kRule>(ruled, nullptr, shape, stream, &second);
+}
+
+}  // namespace adder::cuda

@@ -1,0 +1,182 @@
+// Steps of decoding: which ops one launch does together. What is decided here follows from the
+// program and the number of rows alone, so a step may be cut between any two ops.
+#include "cuda/cuda_call.h"
+#include "cuda/narrow_ops.h"
+#include "cuda/nvtx_range.h"
+#include "cuda/supported.h"
+
+namespace adder::cuda {
+
+void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
+  slice_ = slice;
+  if ((index > 0 && SharedExpertOf(index - 1) != nullptr) || JoinsGates(index)) return;
+  const bool joins = slice.rows == 1;
+  if (joins && joined_[index].is_second) return;
+  if (joins && joined_[index].second != 0) {
+    const auto& op = std::get<LinearOp>(program_.ops[index].body);
+    return op.epilogue == Epilogue::kAdd ? LaunchAdditions(index) : LaunchPair(index);
+  }
+  shared_expert_ = SharedExpertOf(index);
+  if (index > 0 && JoinsGates(index - 1)) {
+    joined_router_ = &std::get<RouterOp>(program_.ops[index - 1].body);
+  }
+  // What the op reads was made by the first launch of a pair, and the one since then is of the
+  // pair's other half.
+  beside_previous_ = joins && index >= 3 && joined_[index - 3].second == index - 1;
+  Launch(program_.ops[index], slice);
+  shared_expert_ = nullptr;
+  joined_router_ = nullptr;
+  beside_previous_ = false;
+}
+
+// Of a step: the op behind a launch of experts that multiplies the same activations by an expert
+// which every token takes, or adds its product to the same buffer. One launch does both, and the
+// second op has none of its own.
+const LinearOp* NarrowOps::SharedExpertOf(size_t index) const {
+  constexpr int kMostRows = 8;
+  if (f32_ || slice_.rows > kMostRows || index + 1 >= program_.ops.size()) return nullptr;
+  const auto* linear = std::get_if<LinearOp>(&program_.ops[index + 1].body);
+  if (linear == nullptr || linear->linear.bias != kNoId || linear->linear.scaled() ||
+      linear->input_begin != -1 || NeedsFinish(*linear)) {
+    return nullptr;
+  }
+  const PackedMatrix& shared = weights_.matrix(linear->linear.weight);
+  const Op& op = program_.ops[index];
+  if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
+    const bool same =
+        linear->epilogue == (gate_up->gated ? Epilogue::kGated : Epilogue::kActivate) &&
+        linear->activation == gate_up->activation && linear->input == gate_up->input &&
+        linear->norm == gate_up->norm;
+    return same && CanShareLaunch(weights_.stack(gate_up->gate_up), shared) ? linear : nullptr;
+  }
+  if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
+    const bool same = linear->epilogue == Epilogue::kAdd && linear->output == down->output &&
+                      linear->scale == down->scale && !linear->norm;
+    return same && CanShareLaunch(weights_.stack(down->down), shared) ? linear : nullptr;
+  }
+  return nullptr;
+}
+// Of a step: whether the op is a router whose choice the launch of the op behind it makes.
+bool NarrowOps::JoinsGates(size_t index) const {
+  if (f32_ || index + 1 >= program_.ops.size()) return false;
+  const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
+  const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
+  return router != nullptr && gate_up != nullptr && !NeedsRule(*gate_up) &&
+         router->routing.plain() && !router->router.scaled() &&
+         router->output == gate_up->routing && router->input == gate_up->input &&
+         router->norm == gate_up->norm &&
+         CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
+                  slice_.rows);
+}
+void NarrowOps::ShareLaunch(ExpertParams& params) const {
+  if (shared_expert_ == nullptr) return;
+  params.shared = weights_.matrix(shared_expert_->linear.weight);
+  params.shared_input = Values(shared_expert_->input);
+  params.shared_input_stride = Stride(shared_expert_->input);
+  params.shared_output = Values(shared_expert_->output);
+  params.shared_output_stride = Stride(shared_expert_->output);
+}
+
+// Finds what single tokens' steps launch together: pairs of projections of the same activations,
+// between which is at most a scan of the first one's rows, and pairs of additions to the same rows.
+// For the latter, the launch adds up experts of which the first op is the only routed one; its
+// weight makes up for the difference of the two ops' factors.
+void NarrowOps::FindJoined() {
+  joined_.assign(program_.ops.size(), {});
+  if (f32_) return;
+  std::vector<float> routing;
+  const auto linear = [&](size_t index) -> const LinearOp* {
+    if (index >= program_.ops.size() || joined_[index].second != 0 || joined_[index].is_second) {
+      return nullptr;
+    }
+    const auto* op = std::get_if<LinearOp>(&program_.ops[index].body);
+    const bool apart =
+        op != nullptr && (op->logits_rows_only || NeedsFinish(*op) || op->input_begin != -1 ||
+                          (op->norm && NormsApart(*op->norm)));
+    return apart ? nullptr : op;
+  };
+  for (size_t i = 0; i < program_.ops.size(); ++i) {
+    const LinearOp* first = linear(i);
+    if (first == nullptr) continue;
+    const PackedMatrix& matrix = weights_.matrix(first->linear.weight);
+    const auto join = [&](size_t second) {
+      joined_[i].second = second;
+      joined_[second].is_second = true;
+    };
+    if (first->epilogue == Epilogue::kStore) {
+      const bool scans = i + 1 < program_.ops.size() &&
+                         std::holds_alternative<Mamba2Op>(program_.ops[i + 1].body) &&
+                         std::get<Mamba2Op>(program_.ops[i + 1].body).input == first->output;
+      const size_t at = scans ? i + 2 : i + 1;
+      const LinearOp* second = linear(at);
+      if (second != nullptr && second->epilogue == Epilogue::kStore &&
+          second->input == first->input && second->norm == first->norm &&
+          second->output != first->output &&
+          CanPair(matrix, weights_.matrix(second->linear.weight), Shape())) {
+        join(at);
+      }
+    } else if (first->epilogue == Epilogue::kAdd) {
+      const auto plain = [](const LinearOp& op) {
+        return !op.norm && op.linear.bias == kNoId && !NeedsRule(op);
+      };
+      const LinearOp* second = linear(i + 1);
+      if (second != nullptr && second->epilogue == Epilogue::kAdd &&
+          second->output == first->output && plain(*first) && plain(*second) &&
+          FactorOf(*second) != 0 &&
+          CanShareLaunch(matrix, weights_.matrix(second->linear.weight))) {
+        join(i + 1);
+        joined_[i].routing = routing.size();
+        routing.push_back(FactorOf(*first) / FactorOf(*second));
+        routing.push_back(0);  // the number of the only expert
+      }
+    }
+  }
+  if (routing.empty()) return;
+  additions_ = DeviceMemory(routing.size() * sizeof(float));
+  Check(cudaMemcpyAsync(additions_.data(), routing.data(), additions_.bytes(),
+                        cudaMemcpyHostToDevice, stream_.get()),
+        "copying factors to the GPU");
+  // `routing` must outlive the copy.
+  stream_.Synchronize();
+}
+
+void NarrowOps::LaunchPair(size_t index) {
+  const NvtxRange range(program_.ops[index].name);
+  LinearParams params[2];
+  for (const size_t i : {index, joined_[index].second}) {
+    const auto& op = std::get<LinearOp>(program_.ops[i].body);
+    LinearParams& p = params[i == index ? 0 : 1];
+    p = Params(op.input, op.norm, slice_.rows);
+    p.matrix = weights_.matrix(op.linear.weight);
+    SetEpilogue(op, p);
+    p.output = Values(op.output);
+    p.output_stride = Stride(op.output);
+    MarkWritten(op.output);
+  }
+  LaunchLinearPair(params[0], params[1], Shape(), stream_.get());
+}
+
+float NarrowOps::FactorOf(const LinearOp& op) { return op.scale * UniformFactor(op.linear); }
+
+void NarrowOps::LaunchAdditions(size_t index) {
+  const NvtxRange range(program_.ops[index].name);
+  const auto& first = std::get<LinearOp>(program_.ops[index].body);
+  const auto& second = std::get<LinearOp>(program_.ops[index + 1].body);
+  ExpertParams params;
+  params.linear = Params(first.input, std::nullopt, slice_.rows);
+  params.linear.matrix = weights_.matrix(first.linear.weight);
+  params.linear.epilogue = LinearEpilogue::kAdd;
+  params.linear.scale = FactorOf(second);
+  params.linear.output = Values(first.output);
+  params.linear.output_stride = Stride(first.output);
+  params.routing = additions_.as<float>() + joined_[index].routing;
+  params.routing_stride = 2;
+  params.top_k = 1;
+  params.shared = weights_.matrix(second.linear.weight);
+  params.shared_input = Values(second.input);
+  params.shared_input_stride = Stride(second.input);
+  MarkWritten(first.output);
+  LaunchExpertDown(params, Shape(), stream_.get());
+}
+
+}  // namespace adder::cuda
