@@ -95,6 +95,24 @@ void NarrowOps::Launch(const JoinOp& op) {
   }
 }
 
+void NarrowOps::Launch(const NormAddOp& op) {
+  if (op.norm.centered) {
+    RowUpdateParams update = UpdateParams(op.input, op.output);
+    update.norm = MakeRowNorm(op.norm);
+    update.scale = op.scale;
+    update.keep = 1;
+    LaunchRowUpdate(update, stream_.get());
+    return;
+  }
+  RmsNormParams norm = NormParams(op.norm, op.input);
+  norm.epilogue = NormEpilogue::kAdd;
+  norm.scale = op.scale;
+  norm.output = Values(op.output);
+  norm.rounded_output = RoundedOutput(op.output);
+  norm.rounded_stride = RoundedStride(op.output);
+  LaunchRmsNorm(norm, stream_.get());
+}
+
 void NarrowOps::Launch(const UpdateOp& op) {
   RowUpdateParams update = UpdateParams(op.input, op.output);
   if (op.norm) update.norm = MakeRowNorm(*op.norm);

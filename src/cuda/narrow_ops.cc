@@ -105,6 +105,7 @@ void NarrowOps::AllocateBuffers() {
   size_t normalized = 0;
   size_t products = 0;
   size_t steps = 0;
+  size_t mixed = 0;
   size_t counters = rows;
   for (const Op& op : program_.ops) {
     mixed = std::max(mixed, rows * static_cast<size_t>(MixedFloats(op)));
@@ -363,24 +364,6 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   norm.gate = params.projected;
   norm.gate_stride = params.projected_stride;
   norm.output = params.output;
-  norm.rounded_output = RoundedOutput(op.output);
-  norm.rounded_stride = RoundedStride(op.output);
-  LaunchRmsNorm(norm, stream_.get());
-}
-
-void NarrowOps::Launch(const NormAddOp& op) {
-  if (op.norm.centered) {
-    RowUpdateParams update = UpdateParams(op.input, op.output);
-    update.norm = MakeRowNorm(op.norm);
-    update.scale = op.scale;
-    update.keep = 1;
-    LaunchRowUpdate(update, stream_.get());
-    return;
-  }
-  RmsNormParams norm = NormParams(op.norm, op.input);
-  norm.epilogue = NormEpilogue::kAdd;
-  norm.scale = op.scale;
-  norm.output = Values(op.output);
   norm.rounded_output = RoundedOutput(op.output);
   norm.rounded_stride = RoundedStride(op.output);
   LaunchRmsNorm(norm, stream_.get());
