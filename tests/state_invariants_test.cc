@@ -20,10 +20,13 @@ using Rows = std::vector<std::vector<float>>;
 // Longer than a KV page (64 positions), a chunk of any scan, and every chunk size tried.
 constexpr int64_t kLongPrompt = 75;
 // Of CUDA's fast mode, whose kernels round activations to more or fewer bits as the batch has fewer
-// or more tokens: logits differ by a few percent. Between experts a near tie can fall the other
-// way, which was seen to change logits by 30%.
+// or more tokens: logits differ by a few percent, and by more where step sizes of a state are
+// products of products (measured: 0.13). Between experts a near tie can fall the other way, which
+// changes a row by anything (measured: 1.1), but few rows.
 constexpr double kFastTolerance = 0.1;
-constexpr double kFastExpertsTolerance = 0.4;
+constexpr double kFastSelectionTolerance = 0.2;
+constexpr double kFastExpertsTolerance = 1.5;
+constexpr double kFastExpertsMeanTolerance = 0.25;
 
 class StateInvariants : public testing::TestWithParam<ModelAndBackend> {
  protected:
@@ -73,20 +76,24 @@ class StateInvariants : public testing::TestWithParam<ModelAndBackend> {
     return rows;
   }
 
-  bool HasExperts() const {
-    const std::vector<Op>& ops = executor_->program().ops;
-    return std::any_of(ops.begin(), ops.end(),
-                       [](const Op& op) { return std::holds_alternative<RouterOp>(op.body); });
+  // What a row of logits may differ by in the fast mode.
+  double FastTolerance() const {
+    const Program& program = executor_->program();
+    return HasExperts(program)      ? kFastExpertsTolerance
+           : HasSelections(program) ? kFastSelectionTolerance
+                                    : kFastTolerance;
   }
 
   void ExpectSame(const Rows& found, const Rows& expected, const std::string& what) {
     ASSERT_EQ(found.size(), expected.size()) << what;
+    const double tolerance = FastTolerance();
+    double sum = 0;
     for (size_t row = 0; row < found.size(); ++row) {
       ASSERT_EQ(found[row].size(), expected[row].size()) << what;
       if (!IsBatchInvariant(std::get<1>(GetParam()))) {
-        EXPECT_LE(RelativeDifference(found[row], expected[row]),
-                  HasExperts() ? kFastExpertsTolerance : kFastTolerance)
-            << what << ": token " << row;
+        const double difference = RelativeDifference(found[row], expected[row]);
+        EXPECT_LE(difference, tolerance) << what << ": token " << row;
+        sum += difference;
         continue;
       }
       if (found[row] != expected[row]) {
@@ -94,6 +101,9 @@ class StateInvariants : public testing::TestWithParam<ModelAndBackend> {
                << MaxDifference(found[row], expected[row]);
       }
     }
+    EXPECT_LE(sum / static_cast<double>(std::max(found.size(), size_t{1})),
+              std::min(tolerance, kFastExpertsMeanTolerance))
+        << what;
   }
 
   std::unique_ptr<Executor> executor_;

@@ -13,12 +13,15 @@ namespace adder::test {
 namespace {
 
 // Of a row of logits, in the Euclidean norm: activations and weights are rounded to bf16 before
-// every product. Measured: up to 0.02. Between experts a near tie can fall the other way, which
-// changes a whole row.
+// every product. Measured: up to 0.02, and 0.33 in single rows where step sizes of a state are
+// products of products. Between experts a near tie can fall the other way, which changes a whole
+// row.
 constexpr double kTolerance = 0.1;
-constexpr double kExpertsTolerance = 0.8;
+constexpr double kSelectionTolerance = 0.5;
+constexpr double kExpertsTolerance = 1.5;
 // Mean over rows.
 constexpr double kMeanTolerance = 0.02;
+constexpr double kSelectionMeanTolerance = 0.03;
 constexpr double kExpertsMeanTolerance = 0.1;
 
 class WideSlices : public testing::TestWithParam<ModelAndBackend> {
@@ -46,10 +49,8 @@ class WideSlices : public testing::TestWithParam<ModelAndBackend> {
 };
 
 void WideSlices::Compare(const std::vector<Feeds>& feeds, LogitsRows rows) {
-  const std::vector<Op>& ops = ours_->program().ops;
-  const bool experts = std::any_of(ops.begin(), ops.end(), [](const Op& op) {
-    return std::holds_alternative<RouterOp>(op.body);
-  });
+  const bool experts = HasExperts(ours_->program());
+  const bool selections = HasSelections(ours_->program());
   std::vector<SequenceId> expected_ids;
   std::vector<SequenceId> our_ids;
   for (size_t i = 0; i < feeds.size(); ++i) {
@@ -77,8 +78,10 @@ void WideSlices::Compare(const std::vector<Feeds>& feeds, LogitsRows rows) {
     }
   }
   const double mean = sum / static_cast<double>(count);
-  EXPECT_LE(worst, experts ? kExpertsTolerance : kTolerance);
-  EXPECT_LE(mean, experts ? kExpertsMeanTolerance : kMeanTolerance);
+  EXPECT_LE(worst, experts ? kExpertsTolerance : selections ? kSelectionTolerance : kTolerance);
+  EXPECT_LE(mean, experts      ? kExpertsMeanTolerance
+                  : selections ? kSelectionMeanTolerance
+                               : kMeanTolerance);
   std::cout << std::get<0>(GetParam()).name << ": logits differ by " << mean << ", at most "
             << worst << "\n";
   for (SequenceId id : our_ids) ours_->FreeSequence(id);

@@ -241,6 +241,17 @@ void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) 
       if (norm && norm->weight == kNoId) ones_ = std::max(ones_, size);
       continue;
     }
+    if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      constexpr int64_t kMostDense = 1 << 16;
+      const MatrixId id = scan->mixer.selection->dt_proj.weight;
+      const WeightMatrix& matrix = program.weights->matrices[static_cast<size_t>(id)];
+      if (matrix.rows * matrix.cols > kMostDense || dense_offsets_.count(id) != 0) continue;
+      std::vector<float> dense(static_cast<size_t>(matrix.rows * matrix.cols));
+      for (int64_t row = 0; row < matrix.rows; ++row) {
+        DequantizeRow(matrix, row, dense.data() + row * matrix.cols);
+      }
+      dense_offsets_[id] = add(dense);
+    }
     const auto* linear = std::get_if<LinearOp>(&op.body);
     if (linear != nullptr && NeedsRule(*linear) && linear->linear.scaled()) {
       const Linear& map = linear->linear;
@@ -281,6 +292,11 @@ DeviceWeights::RowVectors DeviceWeights::row_vectors(const Linear& linear) const
   if (found == row_offsets_.end()) return {nullptr, vector(linear.bias)};
   const auto* all = vectors_.as<const float>();
   return {all + found->second.factors, linear.bias == kNoId ? nullptr : all + found->second.bias};
+}
+
+const float* DeviceWeights::dense_rows(MatrixId id) const {
+  const auto found = dense_offsets_.find(id);
+  return found == dense_offsets_.end() ? nullptr : vectors_.as<const float>() + found->second;
 }
 
 const float* DeviceWeights::ones() const {

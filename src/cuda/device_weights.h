@@ -35,6 +35,8 @@ class DeviceWeights {
     const float* bias = nullptr;
   };
   RowVectors row_vectors(const Linear& linear) const;
+  // [rows, cols] f32 of a selection's dt_proj, if it is small; else null.
+  const float* dense_rows(MatrixId id) const;
   // The weight of a Mamba-1 mixer's norm of dt that has none; null where no mixer has such a norm.
   const float* ones() const;
   // A rope's inverse frequencies; null when there is no rope.
@@ -66,6 +68,7 @@ class DeviceWeights {
     size_t bias = 0;
   };
   std::map<MatrixId, RowOffsets> row_offsets_;
+  std::map<MatrixId, size_t> dense_offsets_;
   size_t ones_offset_ = 0;
   size_t ones_ = 0;
   DeviceMemory raw_;  // a matrix as the checkpoint has it, before packing

@@ -1,6 +1,7 @@
 // Ops of mixers that few families have, and of residuals with rules of their own: NarrowOps puts
 // each together from one kernel or two.
 #include "cuda/kernels/attention_place.h"
+#include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/head_mix.h"
 #include "cuda/kernels/lightning.h"
 #include "cuda/kernels/rg_lru.h"
@@ -124,6 +125,28 @@ void NarrowOps::Launch(const UpdateOp& op) {
   update.keep_scale = weights_.vector(op.keep_scale);
   update.total = weights_.vector(op.total);
   LaunchRowUpdate(update, stream_.get());
+}
+
+void NarrowOps::Launch(const CausalConvOp& op) {
+  CausalConvParams params;
+  params.channels = Narrow(op.channels);
+  params.d_conv = Narrow(op.d_conv);
+  params.weight = weights_.vector(op.weight);
+  params.bias = weights_.vector(op.bias);
+  params.conv_offset = op.conv_state < 0 ? 0 : state_.RecurrentOffset(op.conv_state);
+  params.x = Narrow(op.x);
+  params.gate_before = Narrow(op.gate_before);
+  params.gate_after = Narrow(op.gate_after);
+  params.silu = op.silu;
+  params.runs = slice_.runs;
+  params.run_count = slice_.run_count;
+  params.input = Values(op.input);
+  params.input_stride = Stride(op.input);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  LaunchCausalConv(params, slice_.most_tokens, stream_.get());
 }
 
 void NarrowOps::Launch(const HeadsLinearOp& op) {

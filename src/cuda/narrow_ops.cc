@@ -5,9 +5,9 @@
 #include "cuda/cuda_call.h"
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/batch_linear.h"
-#include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/mamba2.h"
+#include "cuda/kernels/mamba2_selected.h"
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/selection.h"
 #include "cuda/nvtx_range.h"
@@ -369,28 +369,6 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   LaunchRmsNorm(norm, stream_.get());
 }
 
-void NarrowOps::Launch(const CausalConvOp& op) {
-  CausalConvParams params;
-  params.channels = Narrow(op.channels);
-  params.d_conv = Narrow(op.d_conv);
-  params.weight = weights_.vector(op.weight);
-  params.bias = weights_.vector(op.bias);
-  params.conv_offset = op.conv_state < 0 ? 0 : state_.RecurrentOffset(op.conv_state);
-  params.x = Narrow(op.x);
-  params.gate_before = Narrow(op.gate_before);
-  params.gate_after = Narrow(op.gate_after);
-  params.silu = op.silu;
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
-  params.input = Values(op.input);
-  params.input_stride = Stride(op.input);
-  params.output = Values(op.output);
-  params.output_stride = Stride(op.output);
-  params.rounded_output = RoundedOutput(op.output);
-  params.rounded_output_stride = RoundedStride(op.output);
-  LaunchCausalConv(params, slice_.most_tokens, stream_.get());
-}
-
 // dt_proj of a mixer: output [rows, output_stride] = linear(norm(input)), input being a part of
 // each row of a buffer.
 void NarrowOps::LaunchSteps(const Linear& linear, const std::optional<RmsNorm>& norm,
@@ -423,29 +401,45 @@ void NarrowOps::Launch(const Mamba2SelectedOp& op) {
   const Mamba2& m = op.mixer;
   const Mamba2Selection& selection = *m.selection;
   const float* selected = Values(op.selected);
+  const int states = Narrow(m.groups * m.d_state);
+  Mamba2SelectedParams params;
+  params.scan = ScanParams(m, op.ssm_state, weights_, state_, slice_);
+  params.scan.d_conv = 1;
+  params.scan.projected = Values(op.projected);
+  params.scan.projected_stride = Stride(op.projected);
+  params.scan.output = Values(op.output);
+  params.scan.output_stride = Stride(op.output);
+  params.b_norm = MakeSmallNorm(selection.b_norm, weights_);
+  params.c_norm = MakeSmallNorm(selection.c_norm, weights_);
+  params.dt_rows = weights_.dense_rows(selection.dt_proj.weight);
+  if (slice_.most_tokens == 1 && !f32_ && params.dt_rows != nullptr) {
+    params.scan.rounded_output = RoundedOutput(op.output);
+    params.scan.rounded_output_stride = RoundedStride(op.output);
+    params.x = Values(op.convolved);
+    params.x_stride = Stride(op.convolved);
+    params.selected = selected;
+    params.selected_stride = Stride(op.selected);
+    params.dt_rank = Narrow(selection.dt_rank);
+    params.dt_norm = MakeSmallNorm(selection.dt_norm, weights_);
+    params.dt_offset = weights_.vector(selection.dt_proj.bias);
+    return LaunchMamba2SelectedStep(params, stream_.get());
+  }
   SelectionParams gather;
   gather.rows = slice_.rows;
   gather.inner = Narrow(m.inner());
-  gather.states = Narrow(m.groups * m.d_state);
-  gather.b_norm = MakeSmallNorm(selection.b_norm, weights_);
-  gather.c_norm = MakeSmallNorm(selection.c_norm, weights_);
+  gather.states = states;
+  gather.b_norm = params.b_norm;
+  gather.c_norm = params.c_norm;
   gather.x = Values(op.convolved);
   gather.x_stride = Stride(op.convolved);
   gather.b_c = selected;
   gather.b_c_stride = Stride(op.selected);
   gather.output = convolved_;
   LaunchSelection(gather, stream_.get());
-  LaunchSteps(selection.dt_proj, selection.dt_norm, selected + 2 * gather.states,
-              Stride(op.selected));
-  Mamba2Params params = ScanParams(m, op.ssm_state, weights_, state_, slice_);
-  params.d_conv = 1;
-  params.projected = Values(op.projected);
-  params.projected_stride = Stride(op.projected);
-  params.dt = steps_;
-  params.dt_stride = StrideOf(params.heads);
-  params.output = Values(op.output);
-  params.output_stride = Stride(op.output);
-  LaunchMamba2Scan(params, convolved_, stream_.get());
+  LaunchSteps(selection.dt_proj, selection.dt_norm, selected + 2 * states, Stride(op.selected));
+  params.scan.dt = steps_;
+  params.scan.dt_stride = StrideOf(params.scan.heads);
+  LaunchMamba2Scan(params.scan, convolved_, stream_.get());
 }
 
 void NarrowOps::Launch(const Mamba1ScanOp& op) {

@@ -47,12 +47,15 @@ const LinearOp* NarrowOps::SharedExpertOf(size_t index) const {
         linear->epilogue == (gate_up->gated ? Epilogue::kGated : Epilogue::kActivate) &&
         linear->activation == gate_up->activation && linear->input == gate_up->input &&
         linear->norm == gate_up->norm;
-    return same && CanShareLaunch(weights_.stack(gate_up->gate_up), shared) ? linear : nullptr;
+    return same && CanShareLaunch(Experts::kGateUp, weights_.stack(gate_up->gate_up), shared)
+               ? linear
+               : nullptr;
   }
   if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
     const bool same = linear->epilogue == Epilogue::kAdd && linear->output == down->output &&
                       linear->scale == down->scale && !linear->norm;
-    return same && CanShareLaunch(weights_.stack(down->down), shared) ? linear : nullptr;
+    return same && CanShareLaunch(Experts::kDown, weights_.stack(down->down), shared) ? linear
+                                                                                      : nullptr;
   }
   return nullptr;
 }
@@ -123,7 +126,7 @@ void NarrowOps::FindJoined() {
       if (second != nullptr && second->epilogue == Epilogue::kAdd &&
           second->output == first->output && plain(*first) && plain(*second) &&
           FactorOf(*second) != 0 &&
-          CanShareLaunch(matrix, weights_.matrix(second->linear.weight))) {
+          CanShareLaunch(Experts::kDown, matrix, weights_.matrix(second->linear.weight))) {
         join(i + 1);
         joined_[i].routing = routing.size();
         routing.push_back(FactorOf(*first) / FactorOf(*second));

@@ -1,5 +1,7 @@
 #include "tests/support/backends.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "cpu/cpu_executor.h"
 #ifdef ADDER_HAS_CUDA
@@ -51,6 +53,21 @@ bool IsBatchInvariant(Backend backend) {
 }
 
 bool IsExact(Backend backend) { return backend != Backend::kCpuFast && IsBatchInvariant(backend); }
+
+namespace {
+
+template <class... Bodies>
+bool HasAny(const Program& program) {
+  return std::any_of(program.ops.begin(), program.ops.end(),
+                     [](const Op& op) { return (std::holds_alternative<Bodies>(op.body) || ...); });
+}
+
+}  // namespace
+
+bool HasExperts(const Program& program) { return HasAny<RouterOp>(program); }
+bool HasSelections(const Program& program) {
+  return HasAny<Mamba1ScanOp, Mamba2SelectedOp>(program);
+}
 
 std::string UnsupportedPart([[maybe_unused]] Backend backend,
                             [[maybe_unused]] const Program& program) {

@@ -23,6 +23,11 @@ bool IsBatchInvariant(Backend backend);
 // Whether the backend must agree with the reference to rounding.
 bool IsExact(Backend backend);
 
+// Of a program, for tolerances: whether tokens choose experts, and whether step sizes of a state
+// are products of products.
+bool HasExperts(const Program& program);
+bool HasSelections(const Program& program);
+
 // What of the program the backend has no kernel for; nothing when it runs it.
 std::string UnsupportedPart(Backend backend, const Program& program);
 std::unique_ptr<Executor> MakeExecutor(Backend backend, Program program);

@@ -6,7 +6,7 @@
 // row and heads, every one takes every so-manieth tile and keeps an online softmax. Warps merge
 // through shared memory; the blocks of a cluster push their results into the first one's shared
 // memory. For long contexts there are several such units of one cluster each, which leave their
-// results in scratch memory, and the last to arrive adds them up.
+// results in scratch memory, and the last to arrive adds them up; short ones one block does alone.
 //
 // With lane = 4 g + t, mma.m16n8k16 is used as follows. Matrix dimensions may come in any order as
 // long as both operands agree, so every operand is what one lane loads as 16 contiguous bytes.
@@ -38,6 +38,7 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kMostHeads = 7;
 constexpr int kTile = 16;  // positions
 constexpr int kMostClusterShift = 3;
+constexpr int kAlone = 128;     // positions up to which one block works alone
 constexpr int kBlockShift = 8;  // logarithm of a block's positions before there are more units
 // To keep a device busy; of blocks in clusters fewer are resident at once.
 constexpr int kEnoughBlocks = 528;
@@ -136,10 +137,10 @@ struct Spread {
 };
 
 // Floats of dynamic shared memory: rotations, results of warps and, with clusters, of blocks; then,
-// if there are any norms, the weights of those of q and of k.
+// if there are any norms, the weights for each query head and for the key.
 int SharedFloats(int heads, int head_dim, int cluster, bool normed) {
   const int results = kWarps + (cluster > 1 ? cluster : 0);
-  return head_dim + results * heads * (head_dim + 2) + (normed ? 2 * head_dim : 0);
+  return head_dim + results * heads * (head_dim + 2) + (normed ? (heads + 1) * head_dim : 0);
 }
 
 // kChunks: head_dim in units of 64, rounded up. kNormed: heads of q or of k are normed.
@@ -158,7 +159,9 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   const int heads = min(spread.heads, spread.group - first_in_group);
   const int first_head = kv_head * spread.group + first_in_group;
   const SequenceRun run = p.runs[blockIdx.z];
-  const int cluster = 1 << spread.cluster_shift;
+  const bool alone = run.position < kAlone;
+  if (alone && blockIdx.x > 0) return;
+  const int cluster = alone ? 1 : 1 << spread.cluster_shift;
   const int unit = static_cast<int>(blockIdx.x) >> spread.cluster_shift;
   const int rank = static_cast<int>(blockIdx.x) & (cluster - 1);
   const int units = min(static_cast<int>(gridDim.x) >> spread.cluster_shift,
@@ -171,10 +174,10 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
   const int stride = head_dim + 2;  // of a head's result
   float* of_blocks = of_warps + kWarps * spread.heads * stride;
   float* norm_weights =
-      of_blocks + (spread.cluster_shift > 0 ? cluster * spread.heads * stride : 0);
+      of_blocks + (spread.cluster_shift > 0 ? (spread.heads << spread.cluster_shift) * stride : 0);
 
   const int last_tile = run.position >> 4;
-  const int tile_step = (units << spread.cluster_shift) * kWarps;
+  const int tile_step = (alone ? 1 : units << spread.cluster_shift) * kWarps;
   const long long to_values = static_cast<long long>(p.kv_heads) * p.page_positions * head_dim;
   // Keys of the KV head from a tile's first position on; a tile lies in one page.
   const auto keys_of = [&](int tile) {
@@ -220,10 +223,11 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
     rotations[pair] = Rotation(p, run.position, pair);
   }
   if constexpr (kNormed) {
-    for (int i = static_cast<int>(threadIdx.x); i < 2 * head_dim; i += kThreads) {
-      const bool of_key = i >= head_dim;
-      const float* weight = of_key ? p.k_norm.weight : p.q_norm.weight;
-      norm_weights[i] = weight == nullptr ? 1.0f : weight[of_key ? i - head_dim : i];
+    for (int i = static_cast<int>(threadIdx.x); i < (heads + 1) * head_dim; i += kThreads) {
+      const bool of_key = i >= heads * head_dim;
+      const HeadNorm& norm = of_key ? p.k_norm : p.q_norm;
+      const int at = of_key ? i + (kv_head - heads) * head_dim : i + first_head * head_dim;
+      norm_weights[i] = norm.weight == nullptr ? 1.0f : norm.weight[at % norm.size];
     }
   }
   // Row g: a query head, the key, or nothing.
@@ -256,7 +260,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 4 : 2)
     const float4 high = *reinterpret_cast<const float4*>(own_value + 64 * c + 4);
     own_v[c] = {Pack(low.x, low.y), Pack(low.z, low.w), Pack(high.x, high.y), Pack(high.z, high.w)};
   }
-  const float* norm_weight = norm_weights + (g < heads ? 0 : head_dim);
+  const float* norm_weight = norm_weights + min(g, heads) * head_dim;
   if constexpr (kNormed) {
     const HeadNorm& norm = g < heads ? p.q_norm : p.k_norm;
     float squares = 0;
@@ -515,7 +519,7 @@ bool TakesAttentionStep(const AttentionParams& p) {
 
 bool NormsWholeHeads(const AttentionParams& p) {
   const auto whole = [&](const HeadNorm& norm) {
-    return norm.weight == nullptr || (norm.size == p.head_dim && norm.part == p.head_dim);
+    return norm.weight == nullptr || norm.part == p.head_dim;
   };
   return whole(p.q_norm) && whole(p.k_norm);
 }

@@ -17,7 +17,17 @@ namespace {
 
 // Of q and k: over each head, over all heads, over each half of all k heads (and all q heads), over
 // k's heads alone, and after the rotation; over each head without weights.
-enum class Norms { kNone, kHeads, kAll, kHalves, kKeys, kHeadsAfter, kKeysAfter, kUnweighted };
+enum class Norms {
+  kNone,
+  kHeads,
+  kEachHead,
+  kAll,
+  kHalves,
+  kKeys,
+  kHeadsAfter,
+  kKeysAfter,
+  kUnweighted
+};
 // v is a part of the row, that part normed, k, or k normed; or the pages have k and v already.
 enum class Values { kOwn, kNormed, kKeys, kNormedKeys, kShared };
 
@@ -90,6 +100,8 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
       case Norms::kHeadsAfter:
       case Norms::kUnweighted:
         return {nullptr, s.head_dim, s.head_dim, 1e-3f};
+      case Norms::kEachHead:
+        return {nullptr, all, s.head_dim, 1e-3f};
       case Norms::kAll:
         return {nullptr, all, all, 1e-3f};
       case Norms::kHalves:
@@ -352,21 +364,18 @@ INSTANTIATE_TEST_SUITE_P(
                     Sizes{4, 2, 128, 64, true, Norms::kUnweighted},
                     Sizes{4, 2, 40, 40, false, Norms::kUnweighted, 7, Values::kOwn, true}));
 
-INSTANTIATE_TEST_SUITE_P(Sizes, AttentionKernels,
-                         testing::Values(Sizes{12, 4, 64, 0, true}, Sizes{32, 8, 64, 64, true},
-                                         Sizes{4, 4, 64, 32, true}, Sizes{14, 2, 64, 64, true},
-                                         Sizes{16, 2, 128, 128, true}, Sizes{4, 2, 80, 80, true},
-                                         Sizes{6, 2, 24, 16, true}, Sizes{4, 1, 256, 64, true},
-                                         Sizes{4, 2, 8, 8, true}, Sizes{12, 4, 64, 64, false},
-                                         Sizes{6, 2, 24, 16, false},
-                                         Sizes{8, 2, 64, 64, true, Norms::kHeads},
-                                         Sizes{6, 2, 24, 16, true, Norms::kAll},
-                                         Sizes{6, 2, 24, 16, false, Norms::kHalves},
-                                         Sizes{4, 2, 80, 80, true, Norms::kKeys},
-                                         Sizes{4, 2, 128, 64, true, Norms::kHeadsAfter},
-                                         Sizes{6, 3, 24, 16, false, Norms::kHeadsAfter},
-                                         Sizes{4, 2, 40, 32, true, Norms::kKeysAfter},
-                                         Sizes{4, 1, 256, 64, false, Norms::kHeads}));
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, AttentionKernels,
+    testing::Values(
+        Sizes{12, 4, 64, 0, true}, Sizes{32, 8, 64, 64, true}, Sizes{4, 4, 64, 32, true},
+        Sizes{14, 2, 64, 64, true}, Sizes{16, 2, 128, 128, true}, Sizes{4, 2, 80, 80, true},
+        Sizes{6, 2, 24, 16, true}, Sizes{4, 1, 256, 64, true}, Sizes{4, 2, 8, 8, true},
+        Sizes{12, 4, 64, 64, false}, Sizes{6, 2, 24, 16, false},
+        Sizes{8, 2, 64, 64, true, Norms::kHeads}, Sizes{16, 1, 128, 64, true, Norms::kEachHead},
+        Sizes{6, 2, 24, 16, true, Norms::kAll}, Sizes{6, 2, 24, 16, false, Norms::kHalves},
+        Sizes{4, 2, 80, 80, true, Norms::kKeys}, Sizes{4, 2, 128, 64, true, Norms::kHeadsAfter},
+        Sizes{6, 3, 24, 16, false, Norms::kHeadsAfter},
+        Sizes{4, 2, 40, 32, true, Norms::kKeysAfter}, Sizes{4, 1, 256, 64, false, Norms::kHeads}));
 
 }  // namespace
 }  // namespace adder::cuda

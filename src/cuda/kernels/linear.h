@@ -56,6 +56,12 @@ struct LinearParams {
   unsigned* arrivals = nullptr;
 };
 
+// Experts whose matrices a kernel multiplies by.
+// kRoutedGateUp: kGateUp of a token whose experts the same launch chooses. kPair: no experts but
+// two matrices that read the same token, the second in the place of the shared expert. kHeads: all
+// matrices of a stack, each with its own part of the input (LaunchHeadsLinear).
+enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kPair, kHeads };
+
 // Chosen experts' matrices from one stack.
 struct ExpertParams {
   LinearParams linear;             // `tokens` rows; routing picks the matrix of the stack
@@ -85,7 +91,7 @@ bool CanRoute(const PackedMatrix& experts, const PackedMatrix& router, int token
 
 // Whether a launch of experts can take in the shared one: matrices of one format, with the same
 // input width (gate, up) or the same rows (down), and not LinearShape::batch_invariant.
-bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared);
+bool CanShareLaunch(Experts kind, const PackedMatrix& experts, const PackedMatrix& shared);
 
 // How a kernel is spread over the device.
 struct LinearShape {

@@ -188,12 +188,6 @@ __device__ __forceinline__ void SumColumns(const unsigned (&b)[4][2], float (&su
   }
 }
 
-// Experts whose matrices a kernel multiplies by; see linear.h.
-// kRoutedGateUp: kGateUp of a token whose experts the same launch chooses. kPair: no experts but
-// two matrices that read the same token, the second in the place of the shared expert. kHeads: all
-// matrices of a stack, each with its own part of the input (LaunchHeadsLinear).
-enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kPair, kHeads };
-
 struct KernelParams {
   LinearParams linear;
   const float* routing;

@@ -169,7 +169,7 @@ TEST_P(LinearRules, Experts) {
     p.routing_stride = 2 * kTopK;
     p.top_k = kTopK;
     if (!f32) {
-      ASSERT_TRUE(CanShareLaunch(up.view, shared.view));
+      ASSERT_TRUE(CanShareLaunch(Experts::kGateUp, up.view, shared.view));
       p.shared = shared.view;
       p.shared_output = shared_activated.data();
       p.shared_output_stride = kSharedWidth;

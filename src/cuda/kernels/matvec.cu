@@ -5,11 +5,11 @@
 
 namespace adder::cuda {
 
-bool CanShareLaunch(const PackedMatrix& experts, const PackedMatrix& shared) {
+bool CanShareLaunch(Experts kind, const PackedMatrix& experts, const PackedMatrix& shared) {
   return experts.format == shared.format && experts.scale_format == shared.scale_format &&
          experts.interleaved == shared.interleaved && experts.cols % 4 == 0 &&
          shared.cols % 4 == 0 &&
-         (experts.interleaved ? experts.cols == shared.cols : experts.rows == shared.rows);
+         (kind == Experts::kDown ? experts.rows == shared.rows : experts.cols == shared.cols);
 }
 
 bool CanRoute(const PackedMatrix& experts, const PackedMatrix& router, int tokens) {

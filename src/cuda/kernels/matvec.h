@@ -7,8 +7,6 @@
 
 namespace adder::cuda {
 
-enum class Experts;
-
 // Most tokens that one launch takes, experts aside (each of whose blocks has one token).
 inline constexpr int kMostMatvecTokens = 1;
 
