@@ -127,23 +127,18 @@ void NarrowOps::Launch(const UpdateOp& op) {
   LaunchRowUpdate(update, stream_.get());
 }
 
-void NarrowOps::Launch(const CausalConvOp& op) {
-  CausalConvParams params;
-  params.channels = Narrow(op.channels);
-  params.d_conv = Narrow(op.d_conv);
-  params.weight = weights_.vector(op.weight);
-  params.bias = weights_.vector(op.bias);
-  params.conv_offset = op.conv_state < 0 ? 0 : state_.RecurrentOffset(op.conv_state);
-  params.x = Narrow(op.x);
-  params.gate_before = Narrow(op.gate_before);
-  params.gate_after = Narrow(op.gate_after);
-  params.silu = op.silu;
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
+// All but the rounded output.
+CausalConvParams NarrowOps::ConvOf(const CausalConvOp& op) const {
+  CausalConvParams params = MixerParams(op, weights_, state_, slice_);
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
+  return params;
+}
+
+void NarrowOps::Launch(const CausalConvOp& op) {
+  CausalConvParams params = ConvOf(op);
   params.rounded_output = RoundedOutput(op.output);
   params.rounded_output_stride = RoundedStride(op.output);
   LaunchCausalConv(params, slice_.most_tokens, stream_.get());

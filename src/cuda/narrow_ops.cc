@@ -349,6 +349,7 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
   params.gates = !op.mixer.norm_before_gate;
+  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     if (params.gates) {
       params.rounded_output = RoundedOutput(op.output);
@@ -481,7 +482,6 @@ void NarrowOps::Launch(const AttentionOp& op) {
   params.rounded_output_stride = RoundedStride(op.output);
   params.partial = partial_;
   params.arrivals = counters_.as<unsigned>();
-  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     LaunchAttentionStep(params, stream_.get());
   } else {
@@ -491,22 +491,10 @@ void NarrowOps::Launch(const AttentionOp& op) {
 }
 
 RouteParams NarrowOps::RouteOf(const RouterOp& op) const {
-  const Routing& routing = op.routing;
-  RouteParams route;
+  RouteParams route = RuleOf(op, weights_);
   route.logits = scores_;
-  route.logits_stride = StrideOf(Narrow(op.experts + routing.idle));
+  route.logits_stride = StrideOf(route.experts);
   route.tokens = slice_.rows;
-  route.experts = Narrow(op.experts + routing.idle);
-  route.idle = Narrow(routing.idle);
-  route.top_k = Narrow(op.top_k);
-  route.sigmoid = routing.scores == RouterScores::kSigmoid;
-  route.choice_bias = weights_.vector(routing.choice_bias);
-  route.groups = Narrow(routing.groups);
-  route.top_groups = Narrow(routing.top_groups);
-  route.normalizes = routing.normalize;
-  route.normalize_eps = routing.normalize_eps;
-  route.scale = routing.scale;
-  route.expert_scale = weights_.vector(routing.expert_scale);
   route.output = Values(op.output);
   route.output_stride = Stride(op.output);
   return route;

@@ -9,6 +9,7 @@
 #include "cuda/device_memory.h"
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
+#include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/rms_norm.h"
@@ -59,6 +60,8 @@ class NarrowOps {
   void FindJoined();
   void LaunchPair(size_t index);
   void LaunchAdditions(size_t index);
+  void LaunchConvolved(size_t index);
+  void LaunchBeside(size_t index);
   void MarkWritten(BufferId id) { rounded_fresh_[static_cast<size_t>(id)] = false; }
 
   LinearShape Shape() const;
@@ -71,6 +74,7 @@ class NarrowOps {
   RowNorm MakeRowNorm(const RmsNorm& norm) const;
   RowUpdateParams UpdateParams(BufferId input, BufferId output);
   int64_t MixedFloats(const Op& op) const;
+  CausalConvParams ConvOf(const CausalConvOp& op) const;
   RouteParams RouteOf(const RouterOp& op) const;
   void SetEpilogue(const LinearOp& op, LinearParams& params) const;
   FinishParams FinishOf(BufferId output, int rows, int product_rows, int parts);
@@ -123,7 +127,9 @@ class NarrowOps {
 
   // What an op of a single token's step is launched with.
   struct Joined {
-    size_t second = 0;  // the op behind that its launch does too; 0: none
+    // The op behind that its launch does too, or that of attention which is launched before a scan
+    // and runs beside it; 0: none.
+    size_t second = 0;
     bool is_second = false;
     size_t routing = 0;  // of additions: place in additions_
   };
@@ -133,7 +139,7 @@ class NarrowOps {
   Slice slice_;                              // what is being launched
   const LinearOp* shared_expert_ = nullptr;  // that the op being launched takes in
   const RouterOp* joined_router_ = nullptr;  // likewise
-  bool beside_previous_ = false;             // see AttentionParams
+  bool beside_previous_ = false;             // see Mamba2Params
 };
 
 }  // namespace adder::cuda

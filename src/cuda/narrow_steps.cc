@@ -13,20 +13,19 @@ void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
   const bool joins = slice.rows == 1;
   if (joins && joined_[index].is_second) return;
   if (joins && joined_[index].second != 0) {
-    const auto& op = std::get<LinearOp>(program_.ops[index].body);
-    return op.epilogue == Epilogue::kAdd ? LaunchAdditions(index) : LaunchPair(index);
+    const OpBody& body = program_.ops[index].body;
+    if (std::holds_alternative<Mamba2Op>(body)) return LaunchBeside(index);
+    const auto* op = std::get_if<LinearOp>(&body);
+    if (op == nullptr) return LaunchConvolved(index);
+    return op->epilogue == Epilogue::kAdd ? LaunchAdditions(index) : LaunchPair(index);
   }
   shared_expert_ = SharedExpertOf(index);
   if (index > 0 && JoinsGates(index - 1)) {
     joined_router_ = &std::get<RouterOp>(program_.ops[index - 1].body);
   }
-  // What the op reads was made by the first launch of a pair, and the one since then is of the
-  // pair's other half.
-  beside_previous_ = joins && index >= 3 && joined_[index - 3].second == index - 1;
   Launch(program_.ops[index], slice);
   shared_expert_ = nullptr;
   joined_router_ = nullptr;
-  beside_previous_ = false;
 }
 
 // Of a step: the op behind a launch of experts that multiplies the same activations by an expert
@@ -81,7 +80,9 @@ void NarrowOps::ShareLaunch(ExpertParams& params) const {
 }
 
 // Finds what single tokens' steps launch together: pairs of projections of the same activations,
-// between which is at most a scan of the first one's rows, and pairs of additions to the same rows.
+// between which is at most a scan of the first one's rows, and what attends to the second's;
+// convolutions and the projection behind
+// them; and pairs of additions to the same rows.
 // For the latter, the launch adds up experts of which the first op is the only routed one; its
 // weight makes up for the difference of the two ops' factors.
 void NarrowOps::FindJoined() {
@@ -99,6 +100,16 @@ void NarrowOps::FindJoined() {
     return apart ? nullptr : op;
   };
   for (size_t i = 0; i < program_.ops.size(); ++i) {
+    if (const auto* conv = std::get_if<CausalConvOp>(&program_.ops[i].body)) {
+      const LinearOp* reader = linear(i + 1);
+      if (reader != nullptr && reader->epilogue == Epilogue::kAdd && !reader->norm &&
+          reader->input == conv->output && reader->linear.bias == kNoId && !NeedsRule(*reader) &&
+          CanConvolve(weights_.matrix(reader->linear.weight), ConvOf(*conv), Shape())) {
+        joined_[i].second = i + 1;
+        joined_[i + 1].is_second = true;
+      }
+      continue;
+    }
     const LinearOp* first = linear(i);
     if (first == nullptr) continue;
     const PackedMatrix& matrix = weights_.matrix(first->linear.weight);
@@ -117,6 +128,11 @@ void NarrowOps::FindJoined() {
           second->output != first->output &&
           CanPair(matrix, weights_.matrix(second->linear.weight), Shape())) {
         join(at);
+        if (!scans || at + 1 >= program_.ops.size()) continue;
+        const auto* attention = std::get_if<AttentionOp>(&program_.ops[at + 1].body);
+        if (attention == nullptr || attention->input != second->output) continue;
+        joined_[i + 1].second = at + 1;
+        joined_[at + 1].is_second = true;
       }
     } else if (first->epilogue == Epilogue::kAdd) {
       const auto plain = [](const LinearOp& op) {
@@ -157,6 +173,29 @@ void NarrowOps::LaunchPair(size_t index) {
     MarkWritten(op.output);
   }
   LaunchLinearPair(params[0], params[1], Shape(), stream_.get());
+}
+
+// Attention and then a scan, both of rows that a pair of projections made. Attention takes longer,
+// and is better off as the one whose first part runs beside that launch.
+void NarrowOps::LaunchBeside(size_t index) {
+  Launch(program_.ops[joined_[index].second], slice_);
+  beside_previous_ = true;
+  Launch(program_.ops[index], slice_);
+  beside_previous_ = false;
+}
+
+// A convolution with the projection of its result.
+void NarrowOps::LaunchConvolved(size_t index) {
+  const NvtxRange range(program_.ops[index].name);
+  const auto& conv = std::get<CausalConvOp>(program_.ops[index].body);
+  const auto& op = std::get<LinearOp>(program_.ops[index + 1].body);
+  LinearParams params = Params(op.input, std::nullopt, slice_.rows);
+  params.matrix = weights_.matrix(op.linear.weight);
+  SetEpilogue(op, params);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  MarkWritten(op.output);
+  LaunchConvolvedLinear(params, ConvOf(conv), Shape(), stream_.get());
 }
 
 float NarrowOps::FactorOf(const LinearOp& op) { return op.scale * UniformFactor(op.linear); }

@@ -79,6 +79,40 @@ Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const
   return params;
 }
 
+CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
+                             const DeviceState& state, const Slice& slice) {
+  CausalConvParams params;
+  params.channels = Narrow(op.channels);
+  params.d_conv = Narrow(op.d_conv);
+  params.weight = weights.vector(op.weight);
+  params.bias = weights.vector(op.bias);
+  params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
+  params.x = Narrow(op.x);
+  params.gate_before = Narrow(op.gate_before);
+  params.gate_after = Narrow(op.gate_after);
+  params.silu = op.silu;
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  return params;
+}
+
+RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights) {
+  const Routing& routing = op.routing;
+  RouteParams route;
+  route.experts = Narrow(op.experts + routing.idle);
+  route.idle = Narrow(routing.idle);
+  route.top_k = Narrow(op.top_k);
+  route.sigmoid = routing.scores == RouterScores::kSigmoid;
+  route.choice_bias = weights.vector(routing.choice_bias);
+  route.groups = Narrow(routing.groups);
+  route.top_groups = Narrow(routing.top_groups);
+  route.normalizes = routing.normalize;
+  route.normalize_eps = routing.normalize_eps;
+  route.scale = routing.scale;
+  route.expert_scale = weights.vector(routing.expert_scale);
+  return route;
+}
+
 AttentionParams MixerParams(const AttentionOp& op, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,
                             const Slice& slice) {

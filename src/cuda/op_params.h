@@ -4,7 +4,9 @@
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
 #include "cuda/kernels/attention.h"
+#include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/mamba2.h"
+#include "cuda/kernels/route.h"
 #include "cuda/slice.h"
 #include "program/program.h"
 
@@ -20,6 +22,11 @@ Mamba2Params ScanParams(const Mamba2& mixer, int ssm_state, const DeviceWeights&
 // All but the activations.
 Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const DeviceState& state,
                          const Slice& slice);
+// All but the activations.
+CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
+                             const DeviceState& state, const Slice& slice);
+// A router's rule, without what is of the slice.
+RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights);
 // All but the activations and scratch.
 AttentionParams MixerParams(const AttentionOp& op, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,

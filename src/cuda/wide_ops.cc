@@ -5,6 +5,7 @@
 #include "cuda/kernels/attention_chunks.h"
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/mamba2_chunks.h"
+#include "cuda/kernels/ruled_rows.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
 
@@ -66,7 +67,8 @@ bool WideOps::Support(const Program& program) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (NeedsFinish(*linear) || NeedsRule(*linear) || linear->input_begin != -1) return false;
+      if (NeedsFinish(*linear) || linear->input_begin != -1) return false;
+      if (NeedsRule(*linear) && linear->epilogue == Epilogue::kAdd) return false;
       if (linear->norm && (linear->norm->centered || linear->norm->weight == kNoId)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
       // Norms read groups four values at a time.
@@ -74,9 +76,8 @@ bool WideOps::Support(const Program& program) {
         return false;
       }
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      if (!router->routing.plain() || router->router.scaled() ||
-          router->experts > kMostGroupedExperts)
-        return false;
+      if (router->routing.idle > 0 || router->router.scaled()) return false;
+      if (router->experts > kMostGroupedExperts) return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       if (NeedsRule(*gate_up) || gate_up->intermediate % 8 != 0) return false;
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
@@ -117,7 +118,7 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
       const PackedMatrix& matrix = weights_.matrix(linear->linear.weight);
       Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
       raise_unpacked(matrix);
-      if (linear->epilogue == Epilogue::kGated) {
+      if (linear->epilogue == Epilogue::kGated || linear->epilogue == Epilogue::kActivate) {
         Raise(sizes.gates, rows * Bf16Stride(matrix.rows));
       }
     } else if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
@@ -284,6 +285,7 @@ void WideOps::Launch(const LinearOp& op, const Slice& slice) {
   const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
   const float* bias = weights_.vector(op.linear.bias);
   const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
+  if (NeedsRule(op)) return LaunchRuled(op, input, slice.rows);
   DenseProduct product;
   if (op.epilogue == Epilogue::kGated) {
     product.output = gates_;
@@ -303,6 +305,43 @@ void WideOps::Launch(const LinearOp& op, const Slice& slice) {
     LaunchAddBias(bias, scale, slice.rows, matrix.rows, Values(op.output), Stride(op.output),
                   stream_.get());
   }
+}
+
+void WideOps::LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows) {
+  const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
+  const DeviceWeights::RowVectors vectors = weights_.row_vectors(op.linear);
+  DenseProduct product;
+  if (op.epilogue == Epilogue::kStore) {
+    product.output = F32Values(op.output);
+    product.output_stride = Stride(op.output);
+    Multiply(matrix, input, rows, product);
+    LaunchScaleRows(vectors.factors, vectors.bias, op.scale, rows, matrix.rows, Values(op.output),
+                    product.output_stride, stream_.get());
+    return;
+  }
+  product.output = gates_;
+  product.output_bf16 = true;
+  product.output_stride = Bf16Stride(matrix.rows);
+  Multiply(matrix, input, rows, product);
+  RuledRows ruled;
+  ruled.products = gates_;
+  ruled.rows = rows;
+  ruled.width = Width(op.output);
+  ruled.gated = op.epilogue == Epilogue::kGated;
+  ruled.activation = op.activation;
+  ruled.factors = vectors.factors;
+  ruled.bias = vectors.bias;
+  ruled.output = Bf16Values(op.output);
+  LaunchRuledRows(ruled, stream_.get());
+}
+
+void WideOps::Launch(const CausalConvOp& op, const Slice& slice) {
+  CausalConvParams params = MixerParams(op, weights_, state_, slice);
+  params.input = Values(op.input);
+  params.input_stride = Stride(op.input);
+  params.output = F32Values(op.output);
+  params.output_stride = Stride(op.output);
+  LaunchCausalConv(params, slice.most_tokens, stream_.get());
 }
 
 void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
@@ -366,10 +405,21 @@ void WideOps::Launch(const RouterOp& op, const Slice& slice) {
   if (const float* bias = weights_.vector(op.router.bias)) {
     LaunchAddBias(bias, 1, slice.rows, matrix.rows, scores_, product.output_stride, stream_.get());
   }
+  const ExpertGroups groups =
+      Groups(op.output, op.top_k, static_cast<size_t>(op.experts), slice.rows);
   F32Values(op.output);
-  LaunchChooseExperts(scores_, product.output_stride,
-                      Groups(op.output, op.top_k, static_cast<size_t>(op.experts), slice.rows),
-                      stream_.get());
+  if (op.routing.plain()) {
+    LaunchChooseExperts(scores_, product.output_stride, groups, stream_.get());
+  } else {
+    RouteParams route = RuleOf(op, weights_);
+    route.logits = scores_;
+    route.logits_stride = product.output_stride;
+    route.tokens = slice.rows;
+    route.output = groups.routing;
+    route.output_stride = groups.routing_stride;
+    route.chosen = groups.chosen;
+    LaunchRoute(route, stream_.get());
+  }
   grouped_ = kNoId;
 }
 

@@ -33,9 +33,9 @@ struct WideLimits {
 template <class Body>
 inline constexpr bool kHasWideKernels =
     std::is_same_v<Body, EmbedOp> || std::is_same_v<Body, LinearOp> ||
-    std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, AttentionOp> ||
-    std::is_same_v<Body, RouterOp> || std::is_same_v<Body, ExpertGateUpOp> ||
-    std::is_same_v<Body, ExpertDownOp>;
+    std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, CausalConvOp> ||
+    std::is_same_v<Body, AttentionOp> || std::is_same_v<Body, RouterOp> ||
+    std::is_same_v<Body, ExpertGateUpOp> || std::is_same_v<Body, ExpertDownOp>;
 
 class WideOps {
  public:
@@ -82,6 +82,8 @@ class WideOps {
   void Launch(const EmbedOp& op, const Slice& slice);
   void Launch(const LinearOp& op, const Slice& slice);
   void Launch(const Mamba2Op& op, const Slice& slice);
+  void LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows);
+  void Launch(const CausalConvOp& op, const Slice& slice);
   void Launch(const AttentionOp& op, const Slice& slice);
   void Launch(const RouterOp& op, const Slice& slice);
   void Launch(const ExpertGateUpOp& op, const Slice& slice);

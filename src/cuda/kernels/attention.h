@@ -61,10 +61,6 @@ struct AttentionParams {
   // > 0: a page holds keys alone, whose first so many elements are the values; the output is
   // [rows, heads * latent]. For LaunchAttention only.
   int latent = 0;
-
-  // Of LaunchAttentionStep: the launch just before makes nothing that this one reads, and triggers
-  // behind its PdlWait. Both then run side by side.
-  bool beside_previous = false;
 };
 
 // Of keys that the step kernel and attention over chunks take.

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/packed_matrix.h"
 #include "cuda/kernels/route.h"
 #include "model/plan.h"
@@ -58,9 +59,10 @@ struct LinearParams {
 
 // Experts whose matrices a kernel multiplies by.
 // kRoutedGateUp: kGateUp of a token whose experts the same launch chooses. kPair: no experts but
-// two matrices that read the same token, the second in the place of the shared expert. kHeads: all
-// matrices of a stack, each with its own part of the input (LaunchHeadsLinear).
-enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kPair, kHeads };
+// two matrices that read the same token, the second in the place of the shared expert. kConvolved:
+// none either; what the matrix reads is made by a convolution with gates in the same launch.
+// kHeads: all matrices of a stack, each with its own part of the input (LaunchHeadsLinear).
+enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kPair, kConvolved, kHeads };
 
 // Chosen experts' matrices from one stack.
 struct ExpertParams {
@@ -111,6 +113,14 @@ void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStre
 // tokens are not used. `scores` and `arrivals` as for kRouter.
 void LaunchRouterByRule(const LinearParams& linear, const RouteParams& route,
                         const LinearShape& shape, cudaStream_t stream);
+
+// Whether LaunchConvolvedLinear takes them.
+bool CanConvolve(const PackedMatrix& matrix, const CausalConvParams& conv,
+                 const LinearShape& shape);
+// As LaunchCausalConv of one run with one token, and LaunchLinear with kAdd of its result, in one
+// launch; the conv's output is not written. No bias of the matrix, no norm.
+void LaunchConvolvedLinear(const LinearParams& linear, const CausalConvParams& conv,
+                           const LinearShape& shape, cudaStream_t stream);
 
 // Whether LaunchLinearPair takes these two matrices.
 bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const LinearShape& shape);

@@ -47,6 +47,7 @@ void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Exper
       return DispatchMatvec<Experts::kDown, LinearEpilogue::kAdd>(linear, experts, shape, stream);
     case Experts::kNone:
     case Experts::kPair:
+    case Experts::kConvolved:
     case Experts::kHeads:  // the exact kernel's alone
       break;
   }

@@ -22,6 +22,7 @@
 // expert's input, begin on 16-byte boundaries.
 #pragma once
 
+#include "cuda/kernels/conv_step.cuh"
 #include "cuda/kernels/expert_choice.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
@@ -46,6 +47,9 @@ enum class Walk {
   kStream,  // all of many tiles, through a ring
 };
 
+// Taps of the convolution of kConvolved.
+constexpr int kConvolvedTaps = 3;
+
 struct MatvecParams {
   LinearParams linear;
   const float* routing;
@@ -61,7 +65,8 @@ struct MatvecParams {
   const float* second_bias;
   const float* second_factors;
   float second_scale;
-  RouteParams route;  // of kRouteByRule
+  RouteParams route;      // of kRouteByRule
+  CausalConvParams conv;  // of kConvolved
   PackedMatrix router;
   const float* router_bias;
   float* chosen;
@@ -89,6 +94,40 @@ __device__ __forceinline__ int Quotient(int value, int reciprocal) {
   return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
 }
 
+// Two neighbouring channels of a convolution with gates. Load is for what earlier steps wrote.
+struct ConvolvedPair {
+  ConvStep<kConvolvedTaps> first;
+  ConvStep<kConvolvedTaps> second;
+  float2 bias;
+
+  __device__ __forceinline__ void Load(const CausalConvParams& p, const SequenceRun& run,
+                                       int channel) {
+    bias = make_float2(0, 0);
+    if (channel >= p.channels) return;
+    const float* ring = run.recurrent + p.conv_offset;
+    first.Load(p.weight, ring, kConvolvedTaps, p.channels, channel, run.position);
+    second.Load(p.weight, ring, kConvolvedTaps, p.channels, channel + 1, run.position);
+    if (p.bias != nullptr) bias = *reinterpret_cast<const float2*>(p.bias + channel);
+  }
+  // Their results; `writes`: puts the newest inputs into the window.
+  __device__ __forceinline__ float2 Apply(const CausalConvParams& p, const SequenceRun& run,
+                                          int channel, bool writes) const {
+    if (channel >= p.channels) return make_float2(0, 0);
+    const float* row = p.input + static_cast<long long>(run.row) * p.input_stride + channel;
+    const float2 x = *reinterpret_cast<const float2*>(row + p.x);
+    const float2 before = *reinterpret_cast<const float2*>(row + p.gate_before);
+    const float2 after = *reinterpret_cast<const float2*>(row + p.gate_after);
+    const float2 newest = make_float2(x.x * before.x, x.y * before.y);
+    if (writes) {
+      float* ring = run.recurrent + p.conv_offset;
+      *reinterpret_cast<float2*>(ring + run.position % kConvolvedTaps * p.channels + channel) =
+          newest;
+    }
+    return make_float2(after.x * first.Apply(bias.x, newest.x, kConvolvedTaps),
+                       after.y * second.Apply(bias.y, newest.y, kConvolvedTaps));
+  }
+};
+
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
                                   F == WeightFormat::kF16 || F == WeightFormat::kF32 ||
@@ -101,7 +140,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr int kChunks = Span::kChunks;
   constexpr int kSpanCols = kChunks * kChunkCols;
   constexpr bool kStream = kWalk == Walk::kStream;
-  constexpr bool kNormalizes = kExperts != Experts::kDown;
+  constexpr bool kConvolves = kExperts == Experts::kConvolved;
+  constexpr bool kNormalizes = kExperts != Experts::kDown && !kConvolves;
   constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
   constexpr bool kPair = kExperts == Experts::kPair;
   constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes || kPair;
@@ -255,6 +295,17 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   float row_factor = 1;
   if (kRule && finishes && row_factors != nullptr) row_factor = row_factors[row];
 
+  ConvolvedPair window[2];
+  SequenceRun run = {};
+  if constexpr (kConvolves) run = params.conv.runs[0];
+  const auto load_window = [&](int col) {
+    if constexpr (kConvolves) {
+      window[0].Load(params.conv, run, col);
+      window[1].Load(params.conv, run, col + kSecond);
+    }
+  };
+  if (prepares) load_window(first_col);
+
   if (params.triggers_early) PdlTrigger();
   PdlWait();
   if (!params.triggers_early && (!kRoutes || is_shared)) PdlTrigger();
@@ -281,22 +332,16 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
                                    : none;
         const float weight = of_shared ? 1.0f : routing[choice];
         x.x *= weight, x.y *= weight, y.x *= weight, y.y *= weight;
+      } else if constexpr (kConvolves) {
+        const bool writes = blockIdx.x == 0;
+        x = window[0].Apply(params.conv, run, col, writes);
+        y = window[1].Apply(params.conv, run, col + kSecond, writes);
       } else {
         x = load_pair(input, col, 0);
         y = load_pair(input, col + kSecond, 0);
       }
     };
-    float2 x;
-    float2 y;
-    load_input(first_col, x, y);
-#pragma unroll 1
-    for (int col = first_col;;) {
-      float2 next_x;
-      float2 next_y;
-      load_input(col + step, next_x, next_y);
-      if constexpr (kNormalizes) {
-        x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
-      }
+    const auto prepare = [&](int col, float2 x, float2 y) {
       if constexpr (IsQuantized(F)) {
         const int chunk = col / kChunkCols;
         QuantizeActivations<F>(x, y, lane, col < columns,
@@ -306,18 +351,55 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         SplitActivations(x, to, stride);
         SplitActivations(y, to + kSecond, stride);
       }
-      col += step;
-      // The same for all of a warp, whose lanes work together.
-      if (col - first_col + warp * 2 * kChunkCols >= columns) break;
-      load_norm(col);
-      x = next_x;
-      y = next_y;
+    };
+    // Whether the warp, whose lanes work together, has columns from here on.
+    const auto has_columns = [&](int col) {
+      return col - first_col + warp * 2 * kChunkCols < columns;
+    };
+    if constexpr (kExperts == Experts::kDown && kWalk == Walk::kLoop) {
+      // Many experts' columns: several rounds' loads are on their way.
+      constexpr int kTogether = 4;
+#pragma unroll 1
+      for (int base = first_col; has_columns(base); base += kTogether * step) {
+        float2 x[kTogether];
+        float2 y[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) load_input(base + i * step, x[i], y[i]);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) prepare(base + i * step, x[i], y[i]);
+      }
+    } else {
+      float2 x;
+      float2 y;
+      load_input(first_col, x, y);
+#pragma unroll 1
+      for (int col = first_col;;) {
+        float2 next_x;
+        float2 next_y;
+        load_window(col + step);
+        load_input(col + step, next_x, next_y);
+        if constexpr (kNormalizes) {
+          x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
+        }
+        prepare(col, x, y);
+        col += step;
+        if (!has_columns(col)) break;
+        load_norm(col);
+        x = next_x;
+        y = next_y;
+      }
     }
   } else if (has_norm) {
-#pragma unroll 4
-    for (int col = 4 * lane; col < m.cols; col += 128) {
-      const float4 x = *reinterpret_cast<const float4*>(input + col);
-      squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+    // Of long rows, eight loads at a time are on their way.
+#pragma unroll 1
+    for (int first = 4 * lane; first < m.cols; first += 8 * 128) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int col = first + i * 128;
+        if (col >= m.cols) continue;
+        const float4 x = *reinterpret_cast<const float4*>(input + col);
+        squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+      }
     }
   }
   const auto find_factor = [&] {

@@ -17,6 +17,19 @@ void LaunchRouterByRule(const LinearParams& linear, const RouteParams& route,
                                                                nullptr, &route);
 }
 
+bool CanConvolve(const PackedMatrix& matrix, const CausalConvParams& conv,
+                 const LinearShape& shape) {
+  return !shape.batch_invariant && conv.d_conv == kConvolvedTaps && conv.gate_before >= 0 &&
+         conv.gate_after >= 0 && !conv.silu && conv.channels == matrix.cols &&
+         (matrix.cols | conv.x | conv.gate_before | conv.gate_after) % 4 == 0;
+}
+
+void LaunchConvolvedLinear(const LinearParams& linear, const CausalConvParams& conv,
+                           const LinearShape& shape, cudaStream_t stream) {
+  DispatchMatvec<Experts::kConvolved, LinearEpilogue::kAdd>(linear, nullptr, shape, stream, nullptr,
+                                                            nullptr, &conv);
+}
+
 bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const LinearShape& shape) {
   // More are better off in streams, each matrix by itself.
   const int most_tiles = shape.multiprocessors * 4;

@@ -27,6 +27,7 @@ struct RouteParams {
       0;  // so many of the last choices are no experts; chosen, they are expert 0 of weight 0
   float* output = nullptr;  // [tokens, output_stride]: weights, then expert numbers as f32
   int output_stride = 0;
+  int* chosen = nullptr;  // [tokens * top_k], of LaunchRoute: the numbers again; null: none
 };
 
 void LaunchRoute(const RouteParams& params, cudaStream_t stream);
