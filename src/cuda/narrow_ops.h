@@ -14,6 +14,7 @@
 #include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/route.h"
+#include "cuda/kernels/row_update.h"
 #include "cuda/slice.h"
 #include "cuda/tiled_weights.h"
 #include "program/program.h"
@@ -75,6 +76,10 @@ class NarrowOps {
   void LaunchLinearOp(const LinearOp& op, int tokens, const float* input, const int* input_rows);
   void LaunchSteps(const Linear& linear, const std::optional<RmsNorm>& norm, const float* input,
                    int input_stride);
+  void NormInput(const LinearOp& op, const float* input, int tokens, const int* input_rows);
+  RowNorm MakeRowNorm(const RmsNorm& norm) const;
+  RowUpdateParams UpdateParams(BufferId input, BufferId output);
+  int64_t MixedFloats(const Op& op) const;
   CausalConvParams ConvOf(const CausalConvOp& op) const;
   RouteParams RouteOf(const RouterOp& op) const;
   void SetEpilogue(const LinearOp& op, LinearParams& params) const;
@@ -90,6 +95,16 @@ class NarrowOps {
   void Launch(const RouterOp& op);
   void Launch(const ExpertGateUpOp& op);
   void Launch(const ExpertDownOp& op);
+  // In mixer_ops.cc.
+  void Launch(const JoinOp& op);
+  void Launch(const UpdateOp& op);
+  void Launch(const HeadsLinearOp& op);
+  void Launch(const HeadMixOp& op);
+  void Launch(const LatentAttentionOp& op);
+  void Launch(const LightningOp& op);
+  void Launch(const TokenShiftOp& op);
+  void Launch(const RgLruOp& op);
+  void Launch(const Rwkv7Op& op);
 
   const Program& program_;
   const DeviceWeights& weights_;
@@ -112,6 +127,7 @@ class NarrowOps {
   float* scores_ = nullptr;
   float* normalized_ = nullptr;
   float* steps_ = nullptr;        // dt of a mixer that computes it from fewer numbers
+  float* mixed_ = nullptr;        // what one kernel of a mixer leaves for the next
   uint16_t* low_rank_ = nullptr;  // those, rounded
   DeviceMemory counters_;
 

@@ -86,8 +86,9 @@ bool NarrowOps::JoinsGates(size_t index) const {
   const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
   const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
   return router != nullptr && gate_up != nullptr && !NeedsRule(*gate_up) &&
-         router->routing.plain() && router->output == gate_up->routing &&
-         router->input == gate_up->input && router->norm == gate_up->norm &&
+         router->routing.plain() && !router->router.scaled() &&
+         router->output == gate_up->routing && router->input == gate_up->input &&
+         router->norm == gate_up->norm &&
          CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
                   slice_.rows);
 }
@@ -151,7 +152,10 @@ void NarrowOps::FindJoined() {
       return nullptr;
     }
     const auto* op = std::get_if<LinearOp>(&program_.ops[index].body);
-    return op == nullptr || op->logits_rows_only || NeedsFinish(*op) ? nullptr : op;
+    const bool apart =
+        op != nullptr && (op->logits_rows_only || NeedsFinish(*op) || op->input_begin != -1 ||
+                          (op->norm && NormsApart(*op->norm)));
+    return apart ? nullptr : op;
   };
   for (size_t i = 0; i < program_.ops.size(); ++i) {
     if (const auto* conv = std::get_if<CausalConvOp>(&program_.ops[i].body)) {
@@ -171,7 +175,7 @@ void NarrowOps::FindJoined() {
       joined_[i].second = second;
       joined_[second].is_second = true;
     };
-    if (first->epilogue == Epilogue::kStore && !(first->norm && first->norm->groups > 1)) {
+    if (first->epilogue == Epilogue::kStore) {
       const bool scans = i + 1 < program_.ops.size() &&
                          std::holds_alternative<Mamba2Op>(program_.ops[i + 1].body) &&
                          std::get<Mamba2Op>(program_.ops[i + 1].body).input == first->output;

@@ -50,5 +50,9 @@ RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights);
 AttentionParams MixerParams(const AttentionOp& op, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,
                             const Slice& slice);
+// The same of latent attention, whose keys are one head.
+AttentionParams LatentParams(const LatentAttentionOp& op, const Program& program,
+                             const DeviceWeights& weights, const DeviceState& state,
+                             const Slice& slice);
 
 }  // namespace adder::cuda

@@ -67,23 +67,30 @@ bool WideOps::Support(const Program& program) {
       if (!GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) return false;
       // Gates are read two at a time.
       if (!m.gate_proj && (m.in_proj_rows() - m.values()) % 2 != 0) return false;
+    } else if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
+      if (embed->norm) return false;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
+      if (attention->mixer.window > 0 || !attention->mixer.owns_kv()) return false;
       if (!AttentionChunksSupport(Narrow(attention->mixer.head_dim),
                                   Narrow(program.layout.page_positions))) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (NeedsFinish(*linear)) return false;
+      if (NeedsFinish(*linear) || linear->input_begin != -1) return false;
       if (NeedsRule(*linear) && linear->epilogue == Epilogue::kAdd) return false;
+      if (linear->norm && (linear->norm->centered || linear->norm->weight == kNoId)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
       // Norms read groups four values at a time.
       if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
         return false;
       }
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
+      if (router->routing.idle > 0 || router->router.scaled()) return false;
       if (router->experts > kMostGroupedExperts) return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       if (NeedsRule(*gate_up) || gate_up->intermediate % 8 != 0) return false;
+    } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
+      if (down->store) return false;
     }
   }
   return true;

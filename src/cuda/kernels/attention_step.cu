@@ -571,7 +571,7 @@ bool TakesAttentionStep(const AttentionParams& p) {
   const bool pages =
       p.page_positions % kTile == 0 && (p.page_positions & (p.page_positions - 1)) == 0;
   return p.kv_bf16 && pages && p.head_dim % 8 == 0 && p.head_dim <= kMaxAttentionHeadDim &&
-         rotary % 16 == 0;
+         rotary % 16 == 0 && p.window == 0 && !PlacesHeads(p);
 }
 
 bool NormsWholeHeads(const AttentionParams& p) {
