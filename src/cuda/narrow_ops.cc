@@ -107,6 +107,7 @@ void NarrowOps::AllocateBuffers() {
   size_t normalized = 0;
   size_t steps = 0;
   size_t mixed = 0;
+  size_t products = 0;
   size_t counters = rows;
   for (const Op& op : program_.ops) {
     mixed = std::max(mixed, rows * static_cast<size_t>(MixedFloats(op)));
@@ -278,7 +279,13 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   shape.unpacked = tiled_weights_.Find(params.matrix, params.norm_weight);
   LaunchLinear(params, shape, stream_.get());
   if (!finishes) return;
-  FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows, 1);
+  FinishParams finish;
+  finish.rows = tokens;
+  finish.width = Width(op.output);
+  finish.output = Values(op.output);
+  finish.output_stride = Stride(op.output);
+  finish.rounded_output = RoundedOutput(op.output);
+  finish.rounded_output_stride = RoundedStride(op.output);
   finish.products = params.output;
   finish.products_stride = params.output_stride;
   finish.input_scale = op.linear.input_scale;

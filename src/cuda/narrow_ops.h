@@ -126,6 +126,7 @@ class NarrowOps {
   float* partial_ = nullptr;
   float* scores_ = nullptr;
   float* normalized_ = nullptr;
+  float* products_ = nullptr;     // before a pass of their own
   float* steps_ = nullptr;        // dt of a mixer that computes it from fewer numbers
   float* mixed_ = nullptr;        // what one kernel of a mixer leaves for the next
   uint16_t* low_rank_ = nullptr;  // those, rounded

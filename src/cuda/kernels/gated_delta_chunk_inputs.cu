@@ -13,6 +13,7 @@
 // every product has an exponential of its own.
 #include <cuda_runtime.h>
 
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/gated_delta_chunk_inputs.cuh"
 
 namespace adder::cuda {
@@ -20,8 +21,6 @@ namespace {
 
 constexpr int kThreads = kDeltaThreads;
 constexpr int kTokens = kDeltaTokens;
-
-__device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // Dynamic shared memory.
 template <int kK>

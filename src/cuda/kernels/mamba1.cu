@@ -7,6 +7,7 @@
 // inputs ahead; (4) the state is written. No sum depends on how a sequence is cut into runs.
 #include <cuda_bf16.h>
 
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/sums.cuh"
@@ -17,8 +18,6 @@ namespace {
 constexpr int kThreads = 64;
 constexpr int kTokens = 16;
 constexpr int kAhead = 4;
-
-__device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // By one warp: to [d_state] = from, normed.
 __device__ __forceinline__ void StoreNormed(const SmallNorm& norm, const float* from, int d_state,

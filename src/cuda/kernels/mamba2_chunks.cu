@@ -19,6 +19,7 @@
 // A head wider than 64 is worked on in parts of 64 channels: "unit" means a head's part.
 #include <cuda_runtime.h>
 
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/mamba2_chunks.cuh"
 
 namespace adder::cuda {
@@ -30,8 +31,6 @@ constexpr int kConvSegments = kPieceTokens / kConvTokens;
 constexpr int kMostTaps = 8;
 constexpr int kPassThreads = 256;
 constexpr float kLog2E = 1.44269504f;
-
-__device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 __device__ __forceinline__ void StepSizes(const Mamba2ChunkParams& c, const Piece& piece,
                                           int head) {

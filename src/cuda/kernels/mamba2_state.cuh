@@ -7,6 +7,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/mamba2.h"
 
 namespace adder::cuda {
@@ -19,7 +20,6 @@ constexpr int kMaxThreads = kMaxWarps * 32;
 static_assert(kWarpRows == 32, "a lane convolves one row of B and C");
 
 __device__ __forceinline__ float MixerSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
-__device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 struct StepSize {
   float dt;
