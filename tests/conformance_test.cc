@@ -20,11 +20,11 @@ constexpr float kTieMargin = 1e-3f;
 // Bounds of the fast mode (int8 activations), about 1.5 to 2 times the worst that was measured over
 // the kit's quantised cases: mean KL 0.006 to 0.016 nats without experts and 0.019 to 0.127 with (a
 // near tie between experts can fall the other way, and a recurrent state remembers it); steps with
-// another token than the reference had margins of at most 1.02, on logits with a standard deviation
-// of 3; 87% to 95% of all greedy steps agreed.
+// another token than the reference had margins of at most 1.02 (1.74 on CUDA), on logits with a
+// standard deviation of 3; 87% to 95% of all greedy steps agreed.
 constexpr double kFastKl = 0.04;
 constexpr double kFastKlWithExperts = 0.25;
-constexpr float kFastMargin = 1.5f;
+constexpr float kFastMargin = 2.0f;
 constexpr double kFastAgreement = 0.85;
 
 // What comparing one model on one backend found.

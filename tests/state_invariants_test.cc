@@ -20,11 +20,11 @@ using Rows = std::vector<std::vector<float>>;
 // Longer than a KV page (64 positions), a chunk of any scan, and every chunk size tried.
 constexpr int64_t kLongPrompt = 75;
 // Of CUDA's fast mode, whose kernels round activations to more or fewer bits as the batch has fewer
-// or more tokens: logits differ by a few percent, and by more where step sizes of a state are
-// products of products or heads are normed behind it (measured: 0.23). Between experts a near tie
-// can fall the other way, which changes a row by anything (measured: 1.1), but few rows.
+// or more tokens: logits differ by a few percent, and by more where errors grow (measured: 0.13
+// with step sizes of a state that are products of products, 0.24 with adapters). Between experts a
+// near tie can fall the other way, which changes a row by anything (measured: 1.1), but few rows.
 constexpr double kFastTolerance = 0.1;
-constexpr double kFastSelectionTolerance = 0.3;
+constexpr double kFastAmplifiedTolerance = 0.3;
 constexpr double kFastExpertsTolerance = 1.5;
 constexpr double kFastExpertsMeanTolerance = 0.25;
 
@@ -79,9 +79,9 @@ class StateInvariants : public testing::TestWithParam<ModelAndBackend> {
   // What a row of logits may differ by in the fast mode.
   double FastTolerance() const {
     const Program& program = executor_->program();
-    return HasExperts(program)      ? kFastExpertsTolerance
-           : HasSelections(program) ? kFastSelectionTolerance
-                                    : kFastTolerance;
+    return HasExperts(program)          ? kFastExpertsTolerance
+           : AmplifiesRounding(program) ? kFastAmplifiedTolerance
+                                        : kFastTolerance;
   }
 
   void ExpectSame(const Rows& found, const Rows& expected, const std::string& what) {

@@ -42,6 +42,7 @@ void ForEachKvElement(HostState& host, SequenceId id, int index, int64_t page, i
   const int64_t page_positions = host.layout().page_positions;
   const int64_t half = page_positions * kv.kv_heads * kv.head_dim;
   for (const int64_t values : {0, 1}) {
+    if (values && !kv.has_values) break;
     float* element = values ? host.Values(id, index, page) : host.Keys(id, index, page);
     for (int64_t slot = 0; slot < count; ++slot) {
       for (int64_t head = 0; head < kv.kv_heads; ++head) {
@@ -112,7 +113,7 @@ DeviceState::DeviceState(const Program& program, bool kv_bf16, const Stream& str
   int64_t floats = 0;
   for (const RecurrentState& state : layout.recurrent) {
     recurrent_offsets_.push_back(floats);
-    is_ring_.push_back(state.name == "conv");
+    is_ring_.push_back(state.name == "conv" && state.shape.front() > 0);
     const int64_t size =
         is_ring_.back() ? state.size / state.shape.front() * (state.shape.front() + 1) : state.size;
     floats += AlignedFloats(size);
@@ -121,9 +122,9 @@ DeviceState::DeviceState(const Program& program, bool kv_bf16, const Stream& str
   const size_t element = kv_bf16 ? 2 : 4;
   for (const KvState& kv : layout.kv) {
     kv_offsets_.push_back(static_cast<long long>(page_bytes_));
-    page_bytes_ +=
-        static_cast<size_t>(AlignedFloats(2 * layout.page_positions * kv.kv_heads * kv.head_dim)) *
-        element;
+    page_bytes_ += static_cast<size_t>(
+                       AlignedFloats(layout.page_positions * (kv.key_width() + kv.value_width()))) *
+                   element;
   }
   slots_ = std::make_unique<Pool>(slot_bytes_);
   pages_ = std::make_unique<Pool>(page_bytes_);

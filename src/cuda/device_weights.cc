@@ -68,6 +68,15 @@ void ChooseFormat(const std::vector<const WeightMatrix*>& sources, PackedMatrix&
   }
 }
 
+// What kernels of an op read that is in the plan itself; null: nothing.
+const std::vector<float>* ConstantsOf(const Op& op) {
+  const std::optional<Rope>* rope = nullptr;
+  if (const auto* attention = std::get_if<AttentionOp>(&op.body)) rope = &attention->mixer.rope;
+  if (const auto* latent = std::get_if<LatentAttentionOp>(&op.body)) rope = &latent->mixer.rope;
+  if (const auto* lightning = std::get_if<LightningOp>(&op.body)) return &lightning->mixer.slopes;
+  return rope != nullptr && *rope ? &(*rope)->inverse_frequencies : nullptr;
+}
+
 // What multiplies the rows of a scaled map, without its input_scale.
 std::vector<float> RowFactors(const Linear& linear, const BoundWeights& weights) {
   std::vector<float> factors;
@@ -86,7 +95,8 @@ DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
     if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
       Collect({embed->embedding}, false);
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      Collect({linear->linear.weight}, linear->epilogue == Epilogue::kGated);
+      Collect({linear->linear.weight}, linear->epilogue == Epilogue::kGated &&
+                                           (!NeedsFinish(*linear) || GatesRowsAlone(*linear)));
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       Collect({router->router.weight}, false);
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
@@ -97,6 +107,8 @@ DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
       Collect({scan->mixer.dt_proj.weight}, false);
     } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
       Collect({selected->mixer.selection->dt_proj.weight}, false);
+    } else if (const auto* heads = std::get_if<HeadsLinearOp>(&op.body)) {
+      Collect(heads->matrices, false);
     }
   }
   const BoundWeights& weights = *program.weights;
@@ -254,11 +266,9 @@ void DeviceWeights::UploadVectors(const Program& program, const Stream& stream) 
       for (size_t row = 0; row < bias.size(); ++row) bias[row] *= factors[row];
       place->second.bias = add(bias);
     }
-    const auto* attention = std::get_if<AttentionOp>(&op.body);
-    if (attention == nullptr || !attention->mixer.rope) continue;
-    const std::vector<float>& frequencies = attention->mixer.rope->inverse_frequencies;
-    if (frequency_offsets_.count(frequencies) == 0) {
-      frequency_offsets_[frequencies] = add(frequencies);
+    const std::vector<float>* constants = ConstantsOf(op);
+    if (constants != nullptr && constant_offsets_.count(*constants) == 0) {
+      constant_offsets_[*constants] = add(*constants);
     }
   }
   ones_offset_ = add(std::vector<float>(ones_, 1.0f));
@@ -293,9 +303,16 @@ const float* DeviceWeights::ones() const {
   return ones_ == 0 ? nullptr : vectors_.as<const float>() + ones_offset_;
 }
 
-const float* DeviceWeights::inverse_frequencies(const Attention& mixer) const {
-  if (!mixer.rope) return nullptr;
-  return vectors_.as<const float>() + frequency_offsets_.at(mixer.rope->inverse_frequencies);
+const float* DeviceWeights::Constants(const std::vector<float>& values) const {
+  return vectors_.as<const float>() + constant_offsets_.at(values);
+}
+
+const float* DeviceWeights::inverse_frequencies(const std::optional<Rope>& rope) const {
+  return rope ? Constants(rope->inverse_frequencies) : nullptr;
+}
+
+const float* DeviceWeights::slopes(const LightningAttention& mixer) const {
+  return Constants(mixer.slopes);
 }
 
 }  // namespace adder::cuda

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "cuda/device_memory.h"
@@ -39,7 +40,9 @@ class DeviceWeights {
   // The weight of a Mamba-1 mixer's norm of dt that has none; null where no mixer has such a norm.
   const float* ones() const;
   // A rope's inverse frequencies; null when there is no rope.
-  const float* inverse_frequencies(const Attention& mixer) const;
+  const float* inverse_frequencies(const std::optional<Rope>& rope) const;
+  // Per head, of a LightningOp.
+  const float* slopes(const LightningAttention& mixer) const;
 
   int64_t bytes() const { return bytes_; }
 
@@ -54,11 +57,12 @@ class DeviceWeights {
   void Upload(const WeightMatrix& source, bool mapped, const Matrix& matrix, int index,
               const Stream& stream);
   void UploadVectors(const Program& program, const Stream& stream);
+  const float* Constants(const std::vector<float>& values) const;
 
   std::map<std::vector<MatrixId>, Matrix> matrices_;
   DeviceMemory vectors_;
-  std::vector<size_t> vector_offsets_;  // in floats
-  std::map<std::vector<float>, size_t> frequency_offsets_;
+  std::vector<size_t> vector_offsets_;                     // in floats
+  std::map<std::vector<float>, size_t> constant_offsets_;  // of numbers that the plan itself has
   struct RowOffsets {
     size_t factors = 0;
     size_t bias = 0;

@@ -5,7 +5,6 @@
 #include "cuda/cuda_call.h"
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/batch_linear.h"
-#include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/mamba2_selected.h"
@@ -104,9 +103,12 @@ void NarrowOps::AllocateBuffers() {
   size_t partial = 0;
   size_t scores = 0;
   size_t normalized = 0;
+  size_t products = 0;
   size_t steps = 0;
+  size_t mixed = 0;
   size_t counters = rows;
   for (const Op& op : program_.ops) {
+    mixed = std::max(mixed, rows * static_cast<size_t>(MixedFloats(op)));
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
       convolved = std::max(convolved, rows * static_cast<size_t>(mamba->mixer.conv_channels()));
     } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
@@ -120,19 +122,33 @@ void NarrowOps::AllocateBuffers() {
       partial =
           std::max(partial, AttentionScratchFloats(rows_, Narrow(m.heads), Narrow(m.head_dim)));
       counters = std::max(counters, AttentionCounters(rows_, Narrow(m.heads)));
+    } else if (const auto* latent = std::get_if<LatentAttentionOp>(&op.body)) {
+      const LatentAttention& m = latent->mixer;
+      partial = std::max(partial, AttentionScratchFloats(rows_, Narrow(m.heads), Narrow(m.latent)));
+      counters = std::max(counters, AttentionCounters(rows_, Narrow(m.heads)));
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      scores = std::max(scores, rows * static_cast<size_t>(StrideOf(Narrow(router->experts))));
+      const int choices = weights_.matrix(router->router.weight).rows;
+      scores = std::max(scores, rows * static_cast<size_t>(StrideOf(choices)));
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (linear->norm && linear->norm->groups > 1) {
+      if (linear->norm && NormsApart(*linear->norm)) {
         normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
       }
+      if (FinishesApart(*linear)) {
+        const int matrix_rows = weights_.matrix(linear->linear.weight).rows;
+        products = std::max(products, rows * static_cast<size_t>(StrideOf(matrix_rows)));
+      }
+    } else if (const auto* shift = std::get_if<TokenShiftOp>(&op.body)) {
+      normalized = std::max(normalized, rows * static_cast<size_t>(Stride(shift->input)));
     }
   }
-  for (size_t floats : {convolved, partial, scores, normalized, steps}) add(floats);
+  for (size_t floats : {convolved, partial, scores, normalized, products, steps, mixed}) {
+    add(floats);
+  }
   activations_ = DeviceMemory(total * sizeof(float));
   buffers_.clear();
   for (size_t offset : offsets) buffers_.push_back(activations_.as<float>() + offset);
-  float** const scratch[] = {&steps_, &normalized_, &scores_, &partial_, &convolved_};
+  float** const scratch[] = {&mixed_,  &steps_,   &products_, &normalized_,
+                             &scores_, &partial_, &convolved_};
   for (float** place : scratch) {
     *place = buffers_.back();
     buffers_.pop_back();
@@ -211,6 +227,10 @@ void NarrowOps::Launch(const EmbedOp& op) {
   LaunchEmbed(weights_.matrix(op.embedding), slice_.tokens, slice_.rows, op.scale,
               Values(op.output), Stride(op.output), RoundedOutput(op.output),
               RoundedStride(op.output), stream_.get());
+  if (!op.norm) return;
+  RowUpdateParams update = UpdateParams(op.output, op.output);
+  update.norm = MakeRowNorm(*op.norm);
+  LaunchRowUpdate(update, stream_.get());
 }
 
 void NarrowOps::Launch(const LinearOp& op) {
@@ -223,46 +243,86 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   params.input = input;
   params.matrix = weights_.matrix(op.linear.weight);
   params.input_rows = input_rows;
-  SetEpilogue(op, params);
-  params.output = Values(op.output);
-  params.output_stride = Stride(op.output);
-  uint16_t* rounded = RoundedOutput(op.output);
-  params.rounded_output = NeedsFinish(op) ? nullptr : rounded;
-  params.rounded_output_stride = RoundedStride(op.output);
-  const LinearShape shape = Shape();
-  if (op.norm && op.norm->groups > 1) {
-    RmsNormParams norm = NormParams(*op.norm, op.input);
-    norm.input = params.input;
-    norm.rows = tokens;
-    norm.input_rows = input_rows;
-    norm.output = normalized_;
-    // The input's rounded copy is not needed: its place serves the normalised rows.
-    norm.rounded_output = rounded_[static_cast<size_t>(op.input)];
-    rounded_fresh_[static_cast<size_t>(op.input)] = false;
-    norm.rounded_stride = RoundedStride(op.input);
-    LaunchRmsNorm(norm, stream_.get());
+  const bool finishes = NeedsFinish(op);
+  if (FinishesApart(op)) {
+    params.output = products_;
+    params.output_stride = StrideOf(params.matrix.rows);
+  } else {
+    params.output = Values(op.output);
+    params.output_stride = Stride(op.output);
+  }
+  // Gates of rows come behind the epilogue.
+  if (!finishes || GatesRowsAlone(op)) SetEpilogue(op, params);
+  if (!finishes) {
+    params.rounded_output = RoundedOutput(op.output);
+    params.rounded_output_stride = RoundedStride(op.output);
+  }
+  LinearShape shape = Shape();
+  const int begin = op.input_begin == -1 ? 0 : Narrow(op.input_begin);
+  // Only the exact kernel reads rows from any place on.
+  if (begin % 8 != 0) shape.batch_invariant = true;
+  if (op.norm && NormsApart(*op.norm)) {
+    NormInput(op, input, tokens, input_rows);
     params.input = normalized_;
     params.input_rows = nullptr;
     params.norm_weight = nullptr;
-    params.rounded_input = norm.rounded_output;
+    params.rounded_input = rounded_[static_cast<size_t>(op.input)];
   } else if (ReadsRounded(shape, tokens)) {
-    params.rounded_input = RoundedInput(op.input, input, tokens, input_rows);
+    params.rounded_input = RoundedInput(op.input, input, tokens, input_rows) + begin;
   }
+  params.input += begin;
   params.rounded_input_stride = RoundedStride(op.input);
   LaunchLinear(params, shape, stream_.get());
-  if (!NeedsFinish(op)) return;
-  FinishParams finish;
+  if (!finishes) return;
+  FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows, 1);
   finish.products = params.output;
   finish.products_stride = params.output_stride;
-  finish.rows = tokens;
-  finish.width = Width(op.output);
-  finish.row_gate = Values(op.row_gate);
-  finish.row_gate_stride = Stride(op.row_gate);
-  finish.output = params.output;
-  finish.output_stride = params.output_stride;
-  finish.rounded_output = rounded;
-  finish.rounded_output_stride = params.rounded_output_stride;
+  if (op.row_gate != kNoId) {
+    finish.row_gate = Values(op.row_gate);
+    finish.row_gate_stride = Stride(op.row_gate);
+  }
+  if (GatesRowsAlone(op)) {
+    LaunchFinish(finish, stream_.get());
+    return;
+  }
+  finish.input_scale = op.linear.input_scale;
+  finish.bias = weights_.vector(op.linear.bias);
+  int end = 0;
+  for (const RowScale& scale : op.linear.row_scales) {
+    end += Narrow(scale.rows);
+    finish.factor_ends[finish.factor_count] = end;
+    finish.factors[finish.factor_count++] = scale.factor;
+  }
+  finish.gated = op.epilogue == Epilogue::kGated;
+  finish.activates = op.epilogue == Epilogue::kActivate;
+  finish.activation = op.activation;
+  if (op.addend != kNoId) {
+    finish.addend = Values(op.addend);
+    finish.addend_stride = Stride(op.addend);
+  }
+  if (op.factor != kNoId) {
+    finish.factor = Values(op.factor) + op.factor_column;
+    finish.factor_stride = Stride(op.factor);
+  }
+  finish.scale = op.scale;
+  finish.cap = op.cap;
+  finish.adds = op.epilogue == Epilogue::kAdd;
   LaunchFinish(finish, stream_.get());
+}
+
+// What becomes of products_, which hold `parts` parts of `product_rows` rows of a matrix per token.
+FinishParams NarrowOps::FinishOf(BufferId output, int rows, int product_rows, int parts) {
+  FinishParams finish;
+  finish.products = products_;
+  finish.products_stride = StrideOf(product_rows * parts);
+  finish.rows = rows;
+  finish.parts = parts;
+  finish.width = Width(output) / parts;
+  finish.output = Values(output);
+  finish.output_stride = Stride(output);
+  finish.rounded_output = RoundedOutput(output);
+  finish.rounded_output_stride = RoundedStride(output);
+  return finish;
 }
 
 void NarrowOps::SetEpilogue(const LinearOp& op, LinearParams& params) const {
@@ -291,6 +351,7 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
   params.gates = !op.mixer.norm_before_gate;
+  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     if (params.gates) {
       params.rounded_output = RoundedOutput(op.output);
@@ -309,33 +370,6 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   norm.rounded_output = RoundedOutput(op.output);
   norm.rounded_stride = RoundedStride(op.output);
   LaunchRmsNorm(norm, stream_.get());
-}
-
-void NarrowOps::Launch(const NormAddOp& op) {
-  RmsNormParams norm = NormParams(op.norm, op.input);
-  norm.epilogue = NormEpilogue::kAdd;
-  norm.scale = op.scale;
-  norm.output = Values(op.output);
-  norm.rounded_output = RoundedOutput(op.output);
-  norm.rounded_stride = RoundedStride(op.output);
-  LaunchRmsNorm(norm, stream_.get());
-}
-
-// All but the rounded output.
-CausalConvParams NarrowOps::ConvOf(const CausalConvOp& op) const {
-  CausalConvParams params = ConvParams(op, weights_, state_, slice_);
-  params.input = Values(op.input);
-  params.input_stride = Stride(op.input);
-  params.output = Values(op.output);
-  params.output_stride = Stride(op.output);
-  return params;
-}
-
-void NarrowOps::Launch(const CausalConvOp& op) {
-  CausalConvParams params = ConvOf(op);
-  params.rounded_output = RoundedOutput(op.output);
-  params.rounded_output_stride = RoundedStride(op.output);
-  LaunchCausalConv(params, slice_.most_tokens, stream_.get());
 }
 
 // dt_proj of a mixer: output [rows, output_stride] = linear(norm(input)), input being a part of
@@ -450,7 +484,6 @@ void NarrowOps::Launch(const AttentionOp& op) {
   params.rounded_output_stride = RoundedStride(op.output);
   params.partial = partial_;
   params.arrivals = counters_.as<unsigned>();
-  params.beside_previous = beside_previous_;
   if (slice_.most_tokens == 1) {
     LaunchAttentionStep(params, stream_.get());
   } else {
@@ -460,20 +493,10 @@ void NarrowOps::Launch(const AttentionOp& op) {
 }
 
 RouteParams NarrowOps::RouteOf(const RouterOp& op) const {
-  const Routing& routing = op.routing;
-  RouteParams route;
+  RouteParams route = RuleOf(op, weights_);
   route.logits = scores_;
-  route.logits_stride = StrideOf(Narrow(op.experts));
+  route.logits_stride = StrideOf(route.experts);
   route.tokens = slice_.rows;
-  route.experts = Narrow(op.experts);
-  route.top_k = Narrow(op.top_k);
-  route.sigmoid = routing.scores == RouterScores::kSigmoid;
-  route.choice_bias = weights_.vector(routing.choice_bias);
-  route.groups = Narrow(routing.groups);
-  route.top_groups = Narrow(routing.top_groups);
-  route.normalizes = routing.normalize;
-  route.normalize_eps = routing.normalize_eps;
-  route.scale = routing.scale;
   route.output = Values(op.output);
   route.output_stride = Stride(op.output);
   return route;
@@ -488,15 +511,16 @@ void NarrowOps::Launch(const RouterOp& op) {
   params.scores = scores_;
   params.arrivals = counters_.as<unsigned>();
   const LinearShape shape = Shape();
-  const bool plain = op.routing.plain();
+  const bool plain = op.routing.plain() && !op.router.scaled();
   if (plain) {
     params.epilogue = LinearEpilogue::kRouter;
     params.top_k = Narrow(op.top_k);
-  } else if (slice_.rows == 1 && !f32_ && params.matrix.cols % 4 == 0) {
+  } else if (slice_.rows == 1 && !f32_ && params.matrix.cols % 4 == 0 && !op.router.scaled()) {
     return LaunchRouterByRule(params, RouteOf(op), shape, stream_.get());
   } else {
+    params.scale = UniformFactor(op.router);
     params.output = scores_;
-    params.output_stride = StrideOf(Narrow(op.experts));
+    params.output_stride = StrideOf(params.matrix.rows);
   }
   if (ReadsRounded(shape, slice_.rows))
     params.rounded_input = RoundedInput(op.input, params.input, slice_.rows, nullptr);
@@ -534,6 +558,12 @@ void NarrowOps::Launch(const ExpertDownOp& op) {
   params.linear.scale = op.scale;
   params.linear.output = Values(op.output);
   params.linear.output_stride = Stride(op.output);
+  if (op.store) {
+    const size_t row_bytes = static_cast<size_t>(Stride(op.output)) * sizeof(float);
+    Check(cudaMemsetAsync(params.linear.output, 0, static_cast<size_t>(slice_.rows) * row_bytes,
+                          stream_.get()),
+          "cudaMemset");
+  }
   params.routing = Values(op.routing);
   params.routing_stride = Stride(op.routing);
   params.top_k = Narrow(op.top_k);

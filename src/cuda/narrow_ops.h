@@ -14,6 +14,7 @@
 #include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/route.h"
+#include "cuda/kernels/row_update.h"
 #include "cuda/slice.h"
 #include "program/program.h"
 
@@ -64,6 +65,7 @@ class NarrowOps {
   void LaunchPair(size_t index);
   void LaunchAdditions(size_t index);
   void LaunchConvolved(size_t index);
+  void LaunchBeside(size_t index);
   void MarkWritten(BufferId id) { rounded_fresh_[static_cast<size_t>(id)] = false; }
 
   LinearShape Shape() const;
@@ -72,9 +74,14 @@ class NarrowOps {
   void LaunchLinearOp(const LinearOp& op, int tokens, const float* input, const int* input_rows);
   void LaunchSteps(const Linear& linear, const std::optional<RmsNorm>& norm, const float* input,
                    int input_stride);
+  void NormInput(const LinearOp& op, const float* input, int tokens, const int* input_rows);
+  RowNorm MakeRowNorm(const RmsNorm& norm) const;
+  RowUpdateParams UpdateParams(BufferId input, BufferId output);
+  int64_t MixedFloats(const Op& op) const;
   CausalConvParams ConvOf(const CausalConvOp& op) const;
   RouteParams RouteOf(const RouterOp& op) const;
   void SetEpilogue(const LinearOp& op, LinearParams& params) const;
+  FinishParams FinishOf(BufferId output, int rows, int product_rows, int parts);
   void Launch(const EmbedOp& op);
   void Launch(const LinearOp& op);
   void Launch(const NormAddOp& op);
@@ -87,6 +94,16 @@ class NarrowOps {
   void Launch(const RouterOp& op);
   void Launch(const ExpertGateUpOp& op);
   void Launch(const ExpertDownOp& op);
+  // In mixer_ops.cc.
+  void Launch(const JoinOp& op);
+  void Launch(const UpdateOp& op);
+  void Launch(const HeadsLinearOp& op);
+  void Launch(const HeadMixOp& op);
+  void Launch(const LatentAttentionOp& op);
+  void Launch(const LightningOp& op);
+  void Launch(const TokenShiftOp& op);
+  void Launch(const RgLruOp& op);
+  void Launch(const Rwkv7Op& op);
 
   const Program& program_;
   const DeviceWeights& weights_;
@@ -107,13 +124,17 @@ class NarrowOps {
   float* partial_ = nullptr;
   float* scores_ = nullptr;
   float* normalized_ = nullptr;
+  float* products_ = nullptr;     // before a pass of their own
   float* steps_ = nullptr;        // dt of a mixer that computes it from fewer numbers
+  float* mixed_ = nullptr;        // what one kernel of a mixer leaves for the next
   uint16_t* low_rank_ = nullptr;  // those, rounded
   DeviceMemory counters_;
 
   // What an op of a single token's step is launched with.
   struct Joined {
-    size_t second = 0;  // the op behind that its launch does too; 0: none
+    // The op behind that its launch does too, or that of attention which is launched before a scan
+    // and runs beside it; 0: none.
+    size_t second = 0;
     bool is_second = false;
     size_t routing = 0;  // of additions: place in additions_
     // Of an op of experts: that of the gated shared expert which its launch does too, up to
@@ -130,7 +151,7 @@ class NarrowOps {
   BufferId shared_gate_ = kNoId;               // of shared_expert_, applied to its input
   const RouterOp* joined_router_ = nullptr;    // likewise
   const CausalConvOp* joined_conv_ = nullptr;  // likewise
-  bool beside_previous_ = false;               // see AttentionParams
+  bool beside_previous_ = false;               // see Mamba2Params
 };
 
 }  // namespace adder::cuda

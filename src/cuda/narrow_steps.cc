@@ -24,7 +24,9 @@ void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
   const bool joins = slice.rows == 1;
   if (joins && joined_[index].is_second) return;
   if (joins && joined_[index].second != 0) {
-    const auto* op = std::get_if<LinearOp>(&program_.ops[index].body);
+    const OpBody& body = program_.ops[index].body;
+    if (std::holds_alternative<Mamba2Op>(body)) return LaunchBeside(index);
+    const auto* op = std::get_if<LinearOp>(&body);
     if (op == nullptr) return LaunchConvolved(index);
     return op->epilogue == Epilogue::kAdd ? LaunchAdditions(index) : LaunchPair(index);
   }
@@ -39,20 +41,16 @@ void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
   if (index > 0 && JoinsMixer(index - 1)) {
     joined_conv_ = &std::get<CausalConvOp>(program_.ops[index - 1].body);
   }
-  // What the op reads was made by the first launch of a pair, and the one since then is of the
-  // pair's other half.
-  beside_previous_ = joins && index >= 3 && joined_[index - 3].second == index - 1;
   Launch(program_.ops[index], slice);
   shared_expert_ = nullptr;
   shared_gate_ = kNoId;
   joined_router_ = nullptr;
   joined_conv_ = nullptr;
-  beside_previous_ = false;
 }
 
 // Whether it is a product alone, and an epilogue.
 bool NarrowOps::IsPlain(const LinearOp& op) {
-  return op.linear.bias == kNoId && !op.linear.scaled() && !NeedsFinish(op);
+  return op.linear.bias == kNoId && !op.linear.scaled() && op.input_begin == -1 && !NeedsFinish(op);
 }
 bool NarrowOps::SharesGates(const ExpertGateUpOp& gate_up, const LinearOp& shared) const {
   return IsPlain(shared) &&
@@ -88,8 +86,9 @@ bool NarrowOps::JoinsGates(size_t index) const {
   const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
   const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
   return router != nullptr && gate_up != nullptr && !NeedsRule(*gate_up) &&
-         router->routing.plain() && router->output == gate_up->routing &&
-         router->input == gate_up->input && router->norm == gate_up->norm &&
+         router->routing.plain() && !router->router.scaled() &&
+         router->output == gate_up->routing && router->input == gate_up->input &&
+         router->norm == gate_up->norm &&
          CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
                   slice_.rows);
 }
@@ -115,7 +114,7 @@ void NarrowOps::FindGatedShared() {
     const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[i].body);
     const LinearOp* gate = linear(i + 1);
     const LinearOp* shared = linear(i + 2);
-    if (gate_up == nullptr || gate == nullptr || shared == nullptr || shared->row_gate == kNoId ||
+    if (gate_up == nullptr || gate == nullptr || shared == nullptr || !GatesRowsAlone(*shared) ||
         shared->row_gate != gate->output) {
       continue;
     }
@@ -137,7 +136,8 @@ void NarrowOps::FindGatedShared() {
 }
 
 // Finds what single tokens' steps launch together: pairs of projections of the same activations,
-// between which is at most a scan of the first one's rows; convolutions and the projection behind
+// between which is at most a scan of the first one's rows, and what attends to the second's;
+// convolutions and the projection behind
 // them; and pairs of additions to the same rows.
 // For the latter, the launch adds up experts of which the first op is the only routed one; its
 // weight makes up for the difference of the two ops' factors.
@@ -152,7 +152,10 @@ void NarrowOps::FindJoined() {
       return nullptr;
     }
     const auto* op = std::get_if<LinearOp>(&program_.ops[index].body);
-    return op == nullptr || op->logits_rows_only || NeedsFinish(*op) ? nullptr : op;
+    const bool apart =
+        op != nullptr && (op->logits_rows_only || NeedsFinish(*op) || op->input_begin != -1 ||
+                          (op->norm && NormsApart(*op->norm)));
+    return apart ? nullptr : op;
   };
   for (size_t i = 0; i < program_.ops.size(); ++i) {
     if (const auto* conv = std::get_if<CausalConvOp>(&program_.ops[i].body)) {
@@ -172,7 +175,7 @@ void NarrowOps::FindJoined() {
       joined_[i].second = second;
       joined_[second].is_second = true;
     };
-    if (first->epilogue == Epilogue::kStore && !(first->norm && first->norm->groups > 1)) {
+    if (first->epilogue == Epilogue::kStore) {
       const bool scans = i + 1 < program_.ops.size() &&
                          std::holds_alternative<Mamba2Op>(program_.ops[i + 1].body) &&
                          std::get<Mamba2Op>(program_.ops[i + 1].body).input == first->output;
@@ -183,6 +186,11 @@ void NarrowOps::FindJoined() {
           second->output != first->output &&
           CanPair(matrix, weights_.matrix(second->linear.weight), Shape())) {
         join(at);
+        if (!scans || at + 1 >= program_.ops.size()) continue;
+        const auto* attention = std::get_if<AttentionOp>(&program_.ops[at + 1].body);
+        if (attention == nullptr || attention->input != second->output) continue;
+        joined_[i + 1].second = at + 1;
+        joined_[at + 1].is_second = true;
       }
     } else if (first->epilogue == Epilogue::kAdd) {
       const auto plain = [](const LinearOp& op) {
@@ -223,6 +231,15 @@ void NarrowOps::LaunchPair(size_t index) {
     MarkWritten(op.output);
   }
   LaunchLinearPair(params[0], params[1], Shape(), stream_.get());
+}
+
+// Attention and then a scan, both of rows that a pair of projections made. Attention takes longer,
+// and is better off as the one whose first part runs beside that launch.
+void NarrowOps::LaunchBeside(size_t index) {
+  Launch(program_.ops[joined_[index].second], slice_);
+  beside_previous_ = true;
+  Launch(program_.ops[index], slice_);
+  beside_previous_ = false;
 }
 
 // A convolution with the projection of its result.

@@ -3,18 +3,42 @@
 namespace adder::cuda {
 namespace {
 
+constexpr int64_t kMostWindow = 1 << 30;
+
 int Narrow(int64_t value) { return static_cast<int>(value); }
 
-HeadNorm MakeHeadNorm(const std::optional<RmsNorm>& norm, const Program& program,
+HeadNorm MakeHeadNorm(const std::optional<RmsNorm>& norm, int head_dim, const Program& program,
                       const DeviceWeights& weights) {
   if (!norm) return {};
-  const size_t size = program.weights->vectors[static_cast<size_t>(norm->weight)].size();
   HeadNorm result;
+  result.eps = norm->eps;
+  if (norm->weight == kNoId) {
+    result.size = result.part = head_dim;
+    return result;
+  }
+  const size_t size = program.weights->vectors[static_cast<size_t>(norm->weight)].size();
   result.weight = weights.vector(norm->weight);
   result.size = static_cast<int>(size);
   result.part = static_cast<int>(size) / Narrow(norm->groups);
-  result.eps = norm->eps;
   return result;
+}
+
+// What any attention's parameters have of the slice, its pages and the rotary embedding.
+AttentionParams PagedParams(const std::optional<Rope>& rope, int kv, const Program& program,
+                            const DeviceWeights& weights, const DeviceState& state,
+                            const Slice& slice) {
+  AttentionParams params;
+  params.inverse_frequencies = weights.inverse_frequencies(rope);
+  params.rotary_dim = rope ? Narrow(rope->rotary_dim) : 0;
+  params.interleaved = rope && rope->interleaved;
+  params.kv_bf16 = state.kv_bf16();
+  params.kv_offset = state.KvOffset(kv);
+  params.page_positions = Narrow(program.layout.page_positions);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  params.rows = slice.rows;
+  params.row_runs = slice.row_runs;
+  return params;
 }
 
 }  // namespace
@@ -90,8 +114,8 @@ CausalConvParams ConvSizes(const CausalConvOp& op) {
   return params;
 }
 
-CausalConvParams ConvParams(const CausalConvOp& op, const DeviceWeights& weights,
-                            const DeviceState& state, const Slice& slice) {
+CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
+                             const DeviceState& state, const Slice& slice) {
   CausalConvParams params = ConvSizes(op);
   params.weight = weights.vector(op.weight);
   params.bias = weights.vector(op.bias);
@@ -101,28 +125,54 @@ CausalConvParams ConvParams(const CausalConvOp& op, const DeviceWeights& weights
   return params;
 }
 
+RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights) {
+  const Routing& routing = op.routing;
+  RouteParams route;
+  route.experts = Narrow(op.experts + routing.idle);
+  route.idle = Narrow(routing.idle);
+  route.top_k = Narrow(op.top_k);
+  route.sigmoid = routing.scores == RouterScores::kSigmoid;
+  route.choice_bias = weights.vector(routing.choice_bias);
+  route.groups = Narrow(routing.groups);
+  route.top_groups = Narrow(routing.top_groups);
+  route.normalizes = routing.normalize;
+  route.normalize_eps = routing.normalize_eps;
+  route.scale = routing.scale;
+  route.expert_scale = weights.vector(routing.expert_scale);
+  return route;
+}
+
 AttentionParams MixerParams(const AttentionOp& op, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,
                             const Slice& slice) {
   const Attention& m = op.mixer;
-  AttentionParams params;
+  AttentionParams params = PagedParams(m.rope, op.kv, program, weights, state, slice);
   params.heads = Narrow(m.heads);
   params.kv_heads = Narrow(m.kv_heads);
   params.head_dim = Narrow(m.head_dim);
   params.scale = m.scale;
-  params.inverse_frequencies = weights.inverse_frequencies(m);
-  params.rotary_dim = m.rope ? Narrow(m.rope->rotary_dim) : 0;
-  params.kv_bf16 = state.kv_bf16();
-  params.kv_offset = state.KvOffset(op.kv);
-  params.page_positions = Narrow(program.layout.page_positions);
-  params.runs = slice.runs;
-  params.run_count = slice.run_count;
-  params.rows = slice.rows;
-  params.row_runs = slice.row_runs;
   params.output_gate = m.output_gate;
-  params.q_norm = MakeHeadNorm(m.q_norm, program, weights);
-  params.k_norm = MakeHeadNorm(m.k_norm, program, weights);
+  params.q_norm = MakeHeadNorm(m.q_norm, params.head_dim, program, weights);
+  params.k_norm = MakeHeadNorm(m.k_norm, params.head_dim, program, weights);
+  params.v_norm = MakeHeadNorm(m.v_norm, params.head_dim, program, weights);
   params.norm_after_rotation = m.qk_norm_after_rope && (m.q_norm || m.k_norm);
+  // Wider than any position: none.
+  params.window = m.window > kMostWindow ? 0 : Narrow(m.window);
+  params.values_from_keys = m.values_from_keys;
+  params.owns_kv = m.owns_kv();
+  return params;
+}
+
+AttentionParams LatentParams(const LatentAttentionOp& op, const Program& program,
+                             const DeviceWeights& weights, const DeviceState& state,
+                             const Slice& slice) {
+  const LatentAttention& m = op.mixer;
+  AttentionParams params = PagedParams(m.rope, op.state, program, weights, state, slice);
+  params.heads = Narrow(m.heads);
+  params.kv_heads = 1;
+  params.head_dim = Narrow(m.key_dim());
+  params.latent = Narrow(m.latent);
+  params.scale = m.scale;
   return params;
 }
 

@@ -7,6 +7,7 @@
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/gated_delta.h"
 #include "cuda/kernels/mamba2.h"
+#include "cuda/kernels/route.h"
 #include "cuda/slice.h"
 #include "program/program.h"
 
@@ -41,11 +42,17 @@ void PlaceInputs(const GatedDeltaOp& op, const Program& program, Values values,
 // The sizes alone.
 CausalConvParams ConvSizes(const CausalConvOp& op);
 // All but the activations.
-CausalConvParams ConvParams(const CausalConvOp& op, const DeviceWeights& weights,
-                            const DeviceState& state, const Slice& slice);
+CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
+                             const DeviceState& state, const Slice& slice);
+// A router's rule, without what is of the slice.
+RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights);
 // All but the activations and scratch.
 AttentionParams MixerParams(const AttentionOp& op, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,
                             const Slice& slice);
+// The same of latent attention, whose keys are one head.
+AttentionParams LatentParams(const LatentAttentionOp& op, const Program& program,
+                             const DeviceWeights& weights, const DeviceState& state,
+                             const Slice& slice);
 
 }  // namespace adder::cuda

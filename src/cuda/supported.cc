@@ -1,66 +1,98 @@
 #include "cuda/supported.h"
 
 #include "core/error.h"
+#include "cuda/kernels/attention.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/gated_delta.h"
+#include "cuda/kernels/head_mix.h"
+#include "cuda/kernels/lightning.h"
 #include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/mamba1.h"
+#include "cuda/kernels/rg_lru.h"
 #include "cuda/kernels/route.h"
+#include "cuda/kernels/rwkv7.h"
 
 namespace adder::cuda {
 namespace {
 
 // Each returns what of the op has no kernel, or nothing.
 struct Unsupported {
+  const Program& program;
+
+  size_t vector_size(VectorId id) const {
+    return program.weights->vectors[static_cast<size_t>(id)].size();
+  }
   std::string operator()(const LinearOp& op) const {
-    if (op.norm && op.norm->centered) return "a layer norm";
-    if (op.input_begin != -1) return "a projection of part of its input";
     if (op.linear.row_scales.size() > kMostRowFactors) {
       return Concat("more than ", kMostRowFactors, " factors of rows");
     }
-    if (op.addend != kNoId) return "a projection with an adapter";
-    if (op.factor != kNoId) return "an MLP with layer inputs";
-    if (op.cap > 0) return "capped logits";
     return {};
   }
   std::string operator()(const AttentionOp& op) const {
-    for (const std::optional<RmsNorm>& norm : {op.mixer.q_norm, op.mixer.k_norm}) {
+    const Attention& m = op.mixer;
+    if (m.head_dim > kMostHeadDim) return WideHeads(m.head_dim);
+    // What only the kernel that places single heads knows of.
+    bool placed = m.v_norm || m.values_from_keys || !m.owns_kv() || (m.rope && m.rope->interleaved);
+    for (const std::optional<RmsNorm>& norm : {m.q_norm, m.k_norm}) {
+      placed = placed || (norm && norm->weight == kNoId);
+    }
+    for (const std::optional<RmsNorm>& norm : {m.q_norm, m.k_norm, m.v_norm}) {
       if (!norm) continue;
-      if (norm->weight == kNoId) return "attention with norms of q and k without weights";
       if (norm->centered) return "a layer norm";
-      if (op.mixer.qk_norm_after_rope && norm->groups > 1) {
+      if (m.qk_norm_after_rope && norm->groups > 1 && !placed) {
         return "attention with norms in groups after the rotation";
       }
+      const bool single =
+          norm->weight == kNoId ||
+          vector_size(norm->weight) == static_cast<size_t>(norm->groups * m.head_dim);
+      if (placed && !single) {
+        return "attention with norms of several heads beside a norm of v, norms without weights, "
+               "interleaved rotary embedding, or keys that are shared or values";
+      }
     }
-    if (op.mixer.v_norm) return "attention with a norm of v";
-    if (op.mixer.window > 0) return "attention in a window";
-    if (op.mixer.values_from_keys) return "attention whose values are its keys";
-    if (!op.mixer.owns_kv()) return "attention to another layer's keys";
-    if (op.mixer.rope && op.mixer.rope->interleaved) return "interleaved rotary embedding";
+    if (m.output_gate && (!m.owns_kv() || m.values_from_keys)) {
+      return "attention with an output gate whose values are keys or another layer's";
+    }
     return {};
   }
-  std::string operator()(const HeadMixOp&) const { return "attention with mixing of heads"; }
-  std::string operator()(const HeadsLinearOp&) const { return "a projection of each head"; }
-  std::string operator()(const LatentAttentionOp&) const { return "latent attention"; }
-  std::string operator()(const LightningOp&) const { return "lightning attention"; }
+  std::string operator()(const HeadMixOp& op) const {
+    const int64_t taps = op.mixer.mixing->group_taps;
+    return taps * op.mixer.head_dim > kMostHeadMixFloats
+               ? Concat("mixing of heads of ", op.mixer.head_dim, " over ", taps, " taps")
+               : std::string();
+  }
+  std::string operator()(const HeadsLinearOp&) const { return {}; }
+  std::string operator()(const LatentAttentionOp& op) const {
+    if (op.mixer.key_dim() > kMostHeadDim) return WideHeads(op.mixer.key_dim());
+    return op.mixer.kv_norm.centered || op.mixer.kv_norm.groups > 1
+               ? "latent attention whose norm is a layer norm or in groups"
+               : "";
+  }
+  std::string operator()(const LightningOp& op) const {
+    return op.mixer.head_dim > kMostLightningDim
+               ? Concat("lightning attention with heads of more than ", kMostLightningDim)
+               : std::string();
+  }
   std::string operator()(const RouterOp& op) const {
     if (op.norm && op.norm->centered) return "a layer norm";
-    if (op.router.scaled()) return "a router with scaled rows";
-    if (op.routing.expert_scale != kNoId) return "a router with a scale of each expert";
-    if (op.routing.idle > 0) return "a router with choices that are no experts";
-    return !op.routing.plain() && op.experts > kMostRoutedExperts
+    if (op.norm && op.norm->weight == kNoId) return "a norm without weights before a router";
+    // A pass behind the products would have to be told of both.
+    const bool uniform =
+        op.router.row_scales.size() <= 1 && (op.router.input_scale == 1 || op.router.bias == kNoId);
+    if (!uniform) return "a router whose rows have factors of their own";
+    const int64_t choices = op.experts + op.routing.idle;
+    return (!op.routing.plain() || op.router.scaled()) && choices > kMostRoutedExperts
                ? Concat("a choice among more than ", kMostRoutedExperts, " experts")
                : std::string();
   }
   std::string operator()(const ExpertGateUpOp& op) const {
     if (op.norm && op.norm->centered) return "a layer norm";
+    if (op.norm && op.norm->weight == kNoId) return "a norm without weights before experts";
     return {};
   }
-  std::string operator()(const JoinOp&) const { return "a second stream beside the residual"; }
-  std::string operator()(const UpdateOp&) const { return "a residual with a rule of its own"; }
-  std::string operator()(const NormAddOp& op) const {
-    return op.norm.centered ? "a layer norm" : "";
-  }
+  std::string operator()(const JoinOp&) const { return {}; }
+  std::string operator()(const UpdateOp&) const { return {}; }
+  std::string operator()(const NormAddOp&) const { return {}; }
   std::string operator()(const Mamba2SelectedOp& op) const {
     const Mamba2Selection& selection = *op.mixer.selection;
     return OfSelection(selection.dt_proj, {selection.dt_norm, selection.b_norm, selection.c_norm});
@@ -76,9 +108,6 @@ struct Unsupported {
     }
     return OfSelection(m.dt_proj, {m.dt_norm, m.b_norm, m.c_norm});
   }
-  std::string operator()(const TokenShiftOp&) const { return "a token shift"; }
-  std::string operator()(const RgLruOp&) const { return "the RG-LRU mixer"; }
-  std::string operator()(const Rwkv7Op&) const { return "the RWKV-7 mixer"; }
   std::string operator()(const GatedDeltaOp& op) const {
     const GatedDelta& m = op.mixer;
     if (m.key_dim > kMostDeltaKeyDim) {
@@ -93,14 +122,24 @@ struct Unsupported {
     }
     return m.norm.centered ? "a layer norm" : "";
   }
-  std::string operator()(const EmbedOp& op) const {
-    return op.norm ? "a norm of the embedding" : "";
+  std::string operator()(const TokenShiftOp&) const { return {}; }
+  std::string operator()(const RgLruOp& op) const {
+    return op.mixer.block() > kMostRgLruBlock
+               ? Concat("RG-LRU heads of more than ", kMostRgLruBlock, " channels")
+               : std::string();
   }
+  std::string operator()(const Rwkv7Op& op) const {
+    return op.mixer.head_dim > kMostRwkv7Dim ? Concat("RWKV-7 heads of more than ", kMostRwkv7Dim)
+                                             : std::string();
+  }
+  std::string operator()(const EmbedOp&) const { return {}; }
   std::string operator()(const Mamba2Op& op) const {
     return op.mixer.norm_before_gate && op.mixer.gated_norm->centered ? "a layer norm" : "";
   }
-  std::string operator()(const ExpertDownOp& op) const {
-    return op.store ? "a norm after experts" : "";
+  std::string operator()(const ExpertDownOp&) const { return {}; }
+
+  static std::string WideHeads(int64_t dim) {
+    return Concat("attention with heads of ", dim, ", more than ", kMostHeadDim);
   }
 
   static std::string OfSelection(const Linear& dt_proj,
@@ -116,9 +155,25 @@ struct Unsupported {
 
 }  // namespace
 
-bool NeedsFinish(const LinearOp& op) { return op.row_gate != kNoId; }
+bool NeedsFinish(const LinearOp& op) {
+  return op.row_gate != kNoId || op.addend != kNoId || op.factor != kNoId || op.cap > 0;
+}
+
+bool GatesRowsAlone(const LinearOp& op) {
+  return op.row_gate != kNoId && op.addend == kNoId && op.factor == kNoId && op.cap == 0;
+}
+
+bool FinishesApart(const LinearOp& op) {
+  return NeedsFinish(op) && !GatesRowsAlone(op) &&
+         (op.epilogue == Epilogue::kGated || op.epilogue == Epilogue::kAdd);
+}
+
+bool NormsApart(const RmsNorm& norm) {
+  return norm.groups > 1 || norm.centered || norm.weight == kNoId;
+}
 
 bool NeedsRule(const LinearOp& op) {
+  if (NeedsFinish(op) && !GatesRowsAlone(op)) return false;
   switch (op.epilogue) {
     case Epilogue::kGated:
       return op.activation != Activation::kSilu || op.linear.scaled();
@@ -144,7 +199,7 @@ float UniformFactor(const Linear& linear) {
 
 std::string UnsupportedPart(const Program& program) {
   for (const Op& op : program.ops) {
-    const std::string part = std::visit(Unsupported{}, op.body);
+    const std::string part = std::visit(Unsupported{program}, op.body);
     if (!part.empty()) return Concat(op.name, ": ", part);
   }
   return {};

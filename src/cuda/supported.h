@@ -10,16 +10,18 @@ namespace adder::cuda {
 
 // Whether there are kernels for an op at all; CheckSupported refuses programs with others.
 template <class Body>
-inline constexpr bool kHasKernels =
-    !std::is_same_v<Body, JoinOp> && !std::is_same_v<Body, UpdateOp> &&
-    !std::is_same_v<Body, HeadsLinearOp> && !std::is_same_v<Body, LatentAttentionOp> &&
-    !std::is_same_v<Body, LightningOp> && !std::is_same_v<Body, HeadMixOp> &&
-    !std::is_same_v<Body, TokenShiftOp> && !std::is_same_v<Body, RgLruOp> &&
-    !std::is_same_v<Body, Rwkv7Op>;
+inline constexpr bool kHasKernels = true;
 
 // Whether the results of an op's matrix need a pass of their own, over which their rows' gates come
 // (kernels/linear_finish.h).
 bool NeedsFinish(const LinearOp& op);
+// Whether that is all of it: the epilogue comes before, as of other ops.
+bool GatesRowsAlone(const LinearOp& op);
+// Whether the products then need a place of their own: they are wider than the output, or added to
+// it.
+bool FinishesApart(const LinearOp& op);
+// Whether a matrix's norm is a pass of its own over the input.
+bool NormsApart(const RmsNorm& norm);
 // Whether the results of an op's matrices are made by a RowRule (kernels/linear.h): they are
 // activated in another way than by silu(gate) * up, or scaled in a way that no single factor
 // expresses.

@@ -7,6 +7,7 @@
 #include "cuda/kernels/gated_delta_chunks.h"
 #include "cuda/kernels/mamba2_chunks.h"
 #include "cuda/kernels/rms_norm.h"
+#include "cuda/kernels/ruled_rows.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
 
@@ -66,24 +67,34 @@ bool WideOps::Support(const Program& program) {
       if (!GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) return false;
       // Gates are read two at a time.
       if (!m.gate_proj && (m.in_proj_rows() - m.values()) % 2 != 0) return false;
-    } else if (const auto* conv = std::get_if<CausalConvOp>(&op.body)) {
-      if (!ConvPiecesSupport(ConvSizes(*conv))) return false;
+    } else if (const auto* added = std::get_if<NormAddOp>(&op.body)) {
+      if (added->norm.centered || added->norm.weight == kNoId) return false;
+    } else if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
+      if (embed->norm) return false;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
+      if (attention->mixer.window > 0 || !attention->mixer.owns_kv()) return false;
       if (!AttentionChunksSupport(Narrow(attention->mixer.head_dim),
                                   Narrow(program.layout.page_positions))) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (NeedsRule(*linear)) return false;
+      if ((NeedsFinish(*linear) && !GatesRowsAlone(*linear)) || linear->input_begin != -1)
+        return false;
+      const bool refused = linear->epilogue == Epilogue::kAdd || linear->row_gate != kNoId;
+      if (NeedsRule(*linear) && refused) return false;
+      if (linear->norm && (linear->norm->centered || linear->norm->weight == kNoId)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
       // Norms read groups four values at a time.
       if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
         return false;
       }
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      if (!router->routing.plain() || router->experts > kMostGroupedExperts) return false;
+      if (router->routing.idle > 0 || router->router.scaled()) return false;
+      if (router->experts > kMostGroupedExperts) return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       if (NeedsRule(*gate_up) || gate_up->intermediate % 8 != 0) return false;
+    } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
+      if (down->store) return false;
     }
   }
   return true;
@@ -120,7 +131,7 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
       const PackedMatrix& matrix = weights_.matrix(linear->linear.weight);
       Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
       raise_unpacked(matrix);
-      if (linear->epilogue == Epilogue::kGated) {
+      if (linear->epilogue == Epilogue::kGated || linear->epilogue == Epilogue::kActivate) {
         Raise(sizes.gates, rows * Bf16Stride(matrix.rows));
       }
     } else if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
@@ -295,6 +306,7 @@ void WideOps::Launch(const LinearOp& op, const Slice& slice) {
   const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
   const float* bias = weights_.vector(op.linear.bias);
   const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
+  if (NeedsRule(op)) return LaunchRuled(op, input, slice.rows);
   DenseProduct product;
   if (op.epilogue == Epilogue::kGated) {
     product.output = gates_;
@@ -324,6 +336,49 @@ void WideOps::Launch(const LinearOp& op, const Slice& slice) {
     LaunchAddBias(bias, scale, slice.rows, matrix.rows, Values(op.output), Stride(op.output),
                   stream_.get());
   }
+}
+
+void WideOps::LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows) {
+  const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
+  const DeviceWeights::RowVectors vectors = weights_.row_vectors(op.linear);
+  DenseProduct product;
+  if (op.epilogue == Epilogue::kStore) {
+    product.output = F32Values(op.output);
+    product.output_stride = Stride(op.output);
+    Multiply(matrix, input, rows, product);
+    LaunchScaleRows(vectors.factors, vectors.bias, op.scale, rows, matrix.rows, Values(op.output),
+                    product.output_stride, stream_.get());
+    return;
+  }
+  product.output = gates_;
+  product.output_bf16 = true;
+  product.output_stride = Bf16Stride(matrix.rows);
+  Multiply(matrix, input, rows, product);
+  RuledRows ruled;
+  ruled.products = gates_;
+  ruled.rows = rows;
+  ruled.width = Width(op.output);
+  ruled.gated = op.epilogue == Epilogue::kGated;
+  ruled.activation = op.activation;
+  ruled.factors = vectors.factors;
+  ruled.bias = vectors.bias;
+  ruled.output = Bf16Values(op.output);
+  LaunchRuledRows(ruled, stream_.get());
+}
+
+void WideOps::Launch(const CausalConvOp& op, const Slice& slice) {
+  CausalConvParams params = MixerParams(op, weights_, state_, slice);
+  params.input = Values(op.input);
+  params.input_stride = Stride(op.input);
+  if (ConvPiecesSupport(params)) {
+    params.rounded_output = reinterpret_cast<uint16_t*>(Bf16Values(op.output));
+    params.rounded_output_stride = Bf16Stride(Width(op.output));
+    LaunchCausalConvPieces(params, slice.pieces, slice.piece_count, stream_.get());
+    return;
+  }
+  params.output = F32Values(op.output);
+  params.output_stride = Stride(op.output);
+  LaunchCausalConv(params, slice.most_tokens, stream_.get());
 }
 
 void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
@@ -357,15 +412,6 @@ void WideOps::Launch(const NormAddOp& op, const Slice& slice) {
   params.scale = op.scale;
   params.output = F32Values(op.output);
   LaunchRmsNorm(params, stream_.get());
-}
-
-void WideOps::Launch(const CausalConvOp& op, const Slice& slice) {
-  CausalConvParams params = ConvParams(op, weights_, state_, slice);
-  params.input = Values(op.input);
-  params.input_stride = Stride(op.input);
-  params.rounded_output = reinterpret_cast<uint16_t*>(Bf16Values(op.output));
-  params.rounded_output_stride = Bf16Stride(Width(op.output));
-  LaunchCausalConvPieces(params, slice.pieces, slice.piece_count, stream_.get());
 }
 
 void WideOps::Launch(const GatedDeltaOp& op, const Slice& slice) {
@@ -428,10 +474,21 @@ void WideOps::Launch(const RouterOp& op, const Slice& slice) {
   if (const float* bias = weights_.vector(op.router.bias)) {
     LaunchAddBias(bias, 1, slice.rows, matrix.rows, scores_, product.output_stride, stream_.get());
   }
+  const ExpertGroups groups =
+      Groups(op.output, op.top_k, static_cast<size_t>(op.experts), slice.rows);
   F32Values(op.output);
-  LaunchChooseExperts(scores_, product.output_stride,
-                      Groups(op.output, op.top_k, static_cast<size_t>(op.experts), slice.rows),
-                      stream_.get());
+  if (op.routing.plain()) {
+    LaunchChooseExperts(scores_, product.output_stride, groups, stream_.get());
+  } else {
+    RouteParams route = RuleOf(op, weights_);
+    route.logits = scores_;
+    route.logits_stride = product.output_stride;
+    route.tokens = slice.rows;
+    route.output = groups.routing;
+    route.output_stride = groups.routing_stride;
+    route.chosen = groups.chosen;
+    LaunchRoute(route, stream_.get());
+  }
   grouped_ = kNoId;
 }
 

@@ -32,8 +32,11 @@ struct WideLimits {
 // Whether there are kernels for an op at all; WideOps::Support refuses programs with others.
 template <class Body>
 inline constexpr bool kHasWideKernels =
-    kHasKernels<Body> && !std::is_same_v<Body, Mamba2SelectedOp> &&
-    !std::is_same_v<Body, Mamba1ScanOp>;
+    std::is_same_v<Body, EmbedOp> || std::is_same_v<Body, LinearOp> ||
+    std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, CausalConvOp> ||
+    std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, GatedDeltaOp> ||
+    std::is_same_v<Body, AttentionOp> || std::is_same_v<Body, RouterOp> ||
+    std::is_same_v<Body, ExpertGateUpOp> || std::is_same_v<Body, ExpertDownOp>;
 
 class WideOps {
  public:
@@ -80,6 +83,7 @@ class WideOps {
   void Launch(const EmbedOp& op, const Slice& slice);
   void Launch(const LinearOp& op, const Slice& slice);
   void Launch(const Mamba2Op& op, const Slice& slice);
+  void LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows);
   void Launch(const NormAddOp& op, const Slice& slice);
   void Launch(const CausalConvOp& op, const Slice& slice);
   void Launch(const GatedDeltaOp& op, const Slice& slice);

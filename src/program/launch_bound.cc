@@ -1,6 +1,7 @@
 #include "program/launch_bound.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace adder {
 namespace {
@@ -11,29 +12,69 @@ constexpr int64_t kAttentionLayer = 7;
 constexpr int64_t kExpertLayer = 8;
 constexpr int64_t kOutsideLayers = 4;
 
-// Of one op: a matrix product is one launch, also with a norm before it and an addition behind it;
-// a mixer may need a second phase, attention over a long context a third.
-int64_t MostOfOp(const Op& op) {
-  if (std::holds_alternative<Mamba2Op>(op.body)) return 2;
-  // dt_proj, then the recurrence.
-  if (std::holds_alternative<Mamba1ScanOp>(op.body)) return 2;
-  if (std::holds_alternative<AttentionOp>(op.body)) return 3;
-  return 1;
+// A pass over what a matrix reads, and one over its products.
+int64_t PassesBeside(const LinearOp& op) {
+  const bool before = op.norm && (op.norm->centered || op.norm->weight == kNoId);
+  const bool behind = op.addend != kNoId || op.factor != kNoId || op.cap > 0;
+  return static_cast<int64_t>(before) + static_cast<int64_t>(behind);
 }
+
+// Of one op: a matrix product is one launch, also with a norm before it and an addition behind it;
+// a mixer may need a second phase, attention over a long context a third. Norms of other kinds, and
+// what products are combined with, are launches of their own.
+struct MostOfOp {
+  int64_t operator()(const EmbedOp& op) const { return op.norm ? 2 : 1; }
+  int64_t operator()(const LinearOp& op) const { return 1 + PassesBeside(op); }
+  int64_t operator()(const JoinOp& op) const { return static_cast<int64_t>(op.inputs.size()); }
+  int64_t operator()(const Mamba2Op&) const { return 2; }
+  int64_t operator()(const Mamba2SelectedOp&) const { return 3; }
+  // dt_proj, then the recurrence.
+  int64_t operator()(const Mamba1ScanOp&) const { return 2; }
+  int64_t operator()(const AttentionOp&) const { return 3; }
+  int64_t operator()(const LatentAttentionOp&) const { return 2; }
+  int64_t operator()(const LightningOp&) const { return 2; }
+  int64_t operator()(const TokenShiftOp&) const { return 2; }
+  int64_t operator()(const RouterOp& op) const { return op.router.scaled() ? 2 : 1; }
+  // The sum begins as zero.
+  int64_t operator()(const ExpertDownOp& op) const { return op.store ? 2 : 1; }
+  template <class Body>
+  int64_t operator()(const Body&) const {
+    return 1;
+  }
+};
+
+// Whether a layer with the op is bounded by what its ops come to alone: mixers and rules that few
+// families have are a launch each.
+struct IsRare {
+  bool operator()(const LinearOp& op) const { return PassesBeside(op) > 0; }
+  bool operator()(const RouterOp& op) const { return MostOfOp{}(op) > 1; }
+  bool operator()(const ExpertDownOp& op) const { return op.store; }
+  template <class Body>
+  bool operator()(const Body&) const {
+    return std::is_same_v<Body, JoinOp> || std::is_same_v<Body, UpdateOp> ||
+           std::is_same_v<Body, HeadsLinearOp> || std::is_same_v<Body, LatentAttentionOp> ||
+           std::is_same_v<Body, LightningOp> || std::is_same_v<Body, HeadMixOp> ||
+           std::is_same_v<Body, TokenShiftOp> || std::is_same_v<Body, RgLruOp> ||
+           std::is_same_v<Body, Rwkv7Op>;
+  }
+};
 
 }  // namespace
 
 int64_t MostLaunches(const Program& program, int64_t layer) {
-  if (layer < 0) return kOutsideLayers;
   int64_t sum = 0;
-  int64_t most = kMambaLayer;
+  int64_t most = layer < 0 ? kOutsideLayers : kMambaLayer;
+  bool rare = false;
   for (const Op& op : program.ops) {
     if (op.layer != layer) continue;
-    sum += MostOfOp(op);
+    sum += std::visit(MostOfOp{}, op.body);
+    rare = rare || std::visit(IsRare{}, op.body);
     if (std::holds_alternative<RouterOp>(op.body)) most = std::max(most, kExpertLayer);
     if (std::holds_alternative<AttentionOp>(op.body)) most = std::max(most, kAttentionLayer);
   }
-  return std::min(sum, most);
+  // Outside of layers there is also what chooses tokens.
+  if (layer < 0) return rare ? sum + kOutsideLayers - 2 : most;
+  return rare ? sum : std::min(sum, most);
 }
 
 }  // namespace adder

@@ -23,5 +23,27 @@ TEST(MostLaunches, ShortLayersAreGivenLess) {
   EXPECT_EQ(MostLaunches(program, 1), 5);
 }
 
+TEST(MostLaunches, RareWordsAreALaunchEach) {
+  Program program;
+  const auto add = [&](int64_t layer, OpBody body) {
+    program.ops.push_back({"op", layer, std::move(body)});
+  };
+  LinearOp head;
+  head.cap = 30;
+  add(-1, EmbedOp{});
+  add(-1, head);
+  EXPECT_EQ(MostLaunches(program, -1), 5);  // and two that choose tokens
+  for (int i = 0; i < 9; ++i) add(0, LinearOp{});
+  EXPECT_EQ(MostLaunches(program, 0), 6);
+  add(0, RgLruOp{});
+  EXPECT_EQ(MostLaunches(program, 0), 10);
+  LinearOp normed;
+  normed.norm = RmsNorm{kNoId, 1e-5f, 1};
+  add(1, normed);
+  add(1, TokenShiftOp{});
+  add(1, UpdateOp{});
+  EXPECT_EQ(MostLaunches(program, 1), 5);
+}
+
 }  // namespace
 }  // namespace adder

@@ -69,6 +69,10 @@ bool HasSelections(const Program& program) {
   return HasAny<Mamba1ScanOp, Mamba2SelectedOp, GatedDeltaOp>(program);
 }
 
+bool AmplifiesRounding(const Program& program) {
+  return HasSelections(program) || HasAny<HeadsLinearOp, UpdateOp>(program);
+}
+
 std::string UnsupportedPart([[maybe_unused]] Backend backend,
                             [[maybe_unused]] const Program& program) {
 #ifdef ADDER_HAS_CUDA

@@ -27,6 +27,9 @@ bool IsExact(Backend backend);
 // rounding: its step sizes are products of products, or its answers are normed head by head.
 bool HasExperts(const Program& program);
 bool HasSelections(const Program& program);
+// Whether rounding errors grow on their way for that reason or others: adapters are products of
+// products too, and norms behind each part of a block scale what it adds up.
+bool AmplifiesRounding(const Program& program);
 
 // What of the program the backend has no kernel for; nothing when it runs it.
 std::string UnsupportedPart(Backend backend, const Program& program);

@@ -9,6 +9,9 @@ namespace adder::cuda {
 
 __device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
+// log(1 + e^x); above the threshold that is x to f32 rounding.
+__device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
 __device__ __forceinline__ float Activate(Activation activation, float x) {
   switch (activation) {
     case Activation::kSilu:

@@ -1,10 +1,10 @@
 // Attention, split over positions.
 //
 // A block of 4 warps owns one row (token), one KV head with up to kHeads of its query heads, and
-// one part of the positions. Lanes: head_dim / 8 lanes share a position, eight dimensions each; the
-// groups of lanes take positions in turn with an online softmax of their own; then groups and warps
-// merge. With several parts, blocks leave their sums in scratch memory and the last to arrive adds
-// them up in order.
+// one part of the positions. Lanes: head_dim / 8 lanes share a position, eight dimensions each, or
+// with more than 256 dimensions all lanes kEights times eight; the groups of lanes take positions
+// in turn with an online softmax of their own; then groups and warps merge. With several parts,
+// blocks leave their sums in scratch memory and the last to arrive adds them up in order.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/attention_gate.cuh"
+#include "cuda/kernels/attention_place.h"
 #include "cuda/kernels/attention_step.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/qk_norm.h"
@@ -51,6 +52,17 @@ __device__ __forceinline__ void LoadEight(const __nv_bfloat16* from, float (&out
   for (int i = 0; i < 4; ++i) {
     out[2 * i] = __uint_as_float(four[i] << 16);
     out[2 * i + 1] = __uint_as_float(four[i] & 0xffff0000u);
+  }
+}
+
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+__device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+// Of rows that are no multiple of eight long: the first `count`.
+template <class T>
+__device__ __forceinline__ void LoadSome(const T* from, int count, float (&out)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < count) out[i] = ToFloat(from[i]);
   }
 }
 
@@ -115,18 +127,18 @@ __global__ void KvAppendKernel(const __grid_constant__ AttentionParams p) {
 }
 
 // Merges a running softmax (maximum, sum, weighted values) with another.
-template <int kHeads>
+template <int kHeads, int kEights>
 struct Softmax {
   float largest[kHeads];
   float sum[kHeads];
-  float values[kHeads][8];
+  float values[kHeads][kEights][8];
 };
 
 __device__ __forceinline__ float ScaleOf(float largest, float merged) {
   return largest == -INFINITY ? 0.0f : expf(largest - merged);
 }
 
-template <class T, int kHeads, int kLanes>
+template <class T, int kHeads, int kLanes, int kEights>
 __global__ void __launch_bounds__(kThreads)
     AttentionKernel(const __grid_constant__ AttentionParams p) {
   const int lane = threadIdx.x % 32;
@@ -138,7 +150,11 @@ __global__ void __launch_bounds__(kThreads)
   const int head_count = min(kHeads, (kv_head + 1) * group - first_head);
   const int row = static_cast<int>(blockIdx.z);
   const SequenceRun run = p.runs[p.row_runs[row]];
-  const int length = run.position + row - run.row + 1;
+  const int last_position = run.position + row - run.row;
+  const int first_position = p.window > 0 ? max(0, last_position + 1 - p.window) : 0;
+  const int length = last_position + 1 - first_position;
+  const int value_dim = p.latent > 0 ? p.latent : p.head_dim;
+  const bool whole = p.head_dim % 8 == 0;
   const int parts = min(kMaxAttentionParts, (length + kPositionsPerPart - 1) / kPositionsPerPart);
   const int part = blockIdx.y;
   if (part >= parts) {
@@ -147,48 +163,65 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const int per_part = (length + parts - 1) / parts;
-  const int begin = part * per_part;
-  const int end = min(length, begin + per_part);
+  const int begin = first_position + part * per_part;
+  const int end = min(last_position + 1, begin + per_part);
   constexpr int per_warp = 32 / kLanes;
+  constexpr int kEightStep = kLanes * 8;  // from one eight of a lane to the next
   const int group_of_lane = lane / kLanes;
   const int dim = lane % kLanes * 8;
-  const bool used = dim < p.head_dim;
 
   PdlWait();
   PdlTrigger();
-  float q[kHeads][8];
-  Softmax<kHeads> softmax;
+  float q[kHeads][kEights][8];
+  Softmax<kHeads, kEights> softmax;
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    const bool valid = used && h < head_count;
     const float* from = p.qkv + static_cast<long long>(row) * p.qkv_stride +
                         static_cast<long long>(first_head + h) * p.head_dim + dim;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      q[h][i] = valid ? from[i] * p.scale : 0.0f;
-      softmax.values[h][i] = 0;
+    for (int e = 0; e < kEights; ++e) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const bool valid = dim + e * kEightStep + i < p.head_dim && h < head_count;
+        q[h][e][i] = valid ? from[e * kEightStep + i] * p.scale : 0.0f;
+        softmax.values[h][e][i] = 0;
+      }
     }
     softmax.largest[h] = -INFINITY;
     softmax.sum[h] = 0;
   }
-  const long long to_values = static_cast<long long>(p.kv_heads) * p.page_positions * p.head_dim;
+  const long long to_values =
+      p.latent > 0 ? 0 : static_cast<long long>(p.kv_heads) * p.page_positions * p.head_dim;
 #pragma unroll 1
   for (int base = begin; base < end; base += kWarps * per_warp) {
     const int position = base + warp * per_warp + group_of_lane;
     const bool inside = position < end;
-    float k[8] = {};
-    float v[8] = {};
-    if (inside && used) {
+    float k[kEights][8] = {};
+    float v[kEights][8] = {};
+    if (inside) {
       const T* keys = KeysOf<T>(p, run.pages[position / p.page_positions], kv_head) +
-                      position % p.page_positions * p.head_dim + dim;
-      LoadEight<T>(keys, k);
-      LoadEight<T>(keys + to_values, v);
+                      position % p.page_positions * p.head_dim;
+#pragma unroll
+      for (int e = 0; e < kEights; ++e) {
+        const int d = dim + e * kEightStep;
+        if (d >= p.head_dim) continue;
+        if (whole) {
+          LoadEight<T>(keys + d, k[e]);
+          LoadEight<T>(keys + to_values + d, v[e]);
+        } else {
+          LoadSome<T>(keys + d, p.head_dim - d, k[e]);
+          LoadSome<T>(keys + to_values + d, p.head_dim - d, v[e]);
+        }
+      }
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       float dot = 0;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) dot = fmaf(q[h][i], k[i], dot);
+      for (int e = 0; e < kEights; ++e) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) dot = fmaf(q[h][e][i], k[e][i], dot);
+      }
 #pragma unroll
       for (int offset = 1; offset < kLanes; offset *= 2) {
         dot += __shfl_xor_sync(0xffffffffu, dot, offset);
@@ -200,8 +233,11 @@ __global__ void __launch_bounds__(kThreads)
       softmax.largest[h] = largest;
       softmax.sum[h] = fmaf(softmax.sum[h], keep, weight);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        softmax.values[h][i] = fmaf(softmax.values[h][i], keep, weight * v[i]);
+      for (int e = 0; e < kEights; ++e) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          softmax.values[h][e][i] = fmaf(softmax.values[h][e][i], keep, weight * v[e][i]);
+        }
       }
     }
   }
@@ -218,17 +254,20 @@ __global__ void __launch_bounds__(kThreads)
       softmax.largest[h] = largest;
       softmax.sum[h] = softmax.sum[h] * mine + other_sum * theirs;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float value = __shfl_xor_sync(0xffffffffu, softmax.values[h][i], offset);
-        softmax.values[h][i] = softmax.values[h][i] * mine + value * theirs;
+      for (int e = 0; e < kEights; ++e) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float value = __shfl_xor_sync(0xffffffffu, softmax.values[h][e][i], offset);
+          softmax.values[h][e][i] = softmax.values[h][e][i] * mine + value * theirs;
+        }
       }
     }
   }
   // Warps merge through shared memory.
   __shared__ float warp_largest[kWarps][kHeads];
   __shared__ float warp_sum[kWarps][kHeads];
-  extern __shared__ float warp_values[];  // [kWarps][kHeads][head_dim]
-  if (group_of_lane == 0 && used) {
+  extern __shared__ float warp_values[];  // [kWarps][kHeads][value_dim]
+  if (group_of_lane == 0) {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       if (dim == 0) {
@@ -236,21 +275,26 @@ __global__ void __launch_bounds__(kThreads)
         warp_sum[warp][h] = softmax.sum[h];
       }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        warp_values[(warp * kHeads + h) * p.head_dim + dim + i] = softmax.values[h][i];
+      for (int e = 0; e < kEights; ++e) {
+        const int d = dim + e * kEightStep;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if (d + i >= value_dim) continue;
+          warp_values[(warp * kHeads + h) * value_dim + d + i] = softmax.values[h][e][i];
+        }
       }
     }
   }
   __syncthreads();
   // A part's result: [largest, sum, values...] per row, head and part.
-  const int stride = p.head_dim + 2;
+  const int stride = value_dim + 2;
   const auto partial_of = [&](int head, int of_part) {
     return p.partial +
            ((static_cast<long long>(row) * p.heads + head) * kMaxAttentionParts + of_part) * stride;
   };
-  for (int i = threadIdx.x; i < head_count * p.head_dim; i += kThreads) {
-    const int h = i / p.head_dim;
-    const int d = i % p.head_dim;
+  for (int i = threadIdx.x; i < head_count * value_dim; i += kThreads) {
+    const int h = i / value_dim;
+    const int d = i % value_dim;
     float largest = -INFINITY;
     for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, warp_largest[w][h]);
     float sum = 0;
@@ -258,10 +302,10 @@ __global__ void __launch_bounds__(kThreads)
     for (int w = 0; w < kWarps; ++w) {
       const float scale = ScaleOf(warp_largest[w][h], largest);
       sum = fmaf(scale, warp_sum[w][h], sum);
-      value = fmaf(scale, warp_values[(w * kHeads + h) * p.head_dim + d], value);
+      value = fmaf(scale, warp_values[(w * kHeads + h) * value_dim + d], value);
     }
     if (parts == 1) {
-      StoreOutput(p, row, (first_head + h) * p.head_dim + d, value / sum);
+      StoreOutput(p, row, (first_head + h) * value_dim + d, value / sum);
     } else {
       float* partial = partial_of(first_head + h, part);
       if (d == 0) {
@@ -283,9 +327,9 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (!last) return;
   __threadfence();
-  for (int i = threadIdx.x; i < head_count * p.head_dim; i += kThreads) {
-    const int h = i / p.head_dim;
-    const int d = i % p.head_dim;
+  for (int i = threadIdx.x; i < head_count * value_dim; i += kThreads) {
+    const int h = i / value_dim;
+    const int d = i % value_dim;
     float largest = -INFINITY;
     for (int s = 0; s < parts; ++s) {
       largest = fmaxf(largest, __ldcg(partial_of(first_head + h, s)));
@@ -298,17 +342,18 @@ __global__ void __launch_bounds__(kThreads)
       sum = fmaf(scale, __ldcg(partial + 1), sum);
       value = fmaf(scale, __ldcg(partial + 2 + d), value);
     }
-    StoreOutput(p, row, (first_head + h) * p.head_dim + d, value / sum);
+    StoreOutput(p, row, (first_head + h) * value_dim + d, value / sum);
   }
 }
 
 template <class T>
 void LaunchTyped(const AttentionParams& params, cudaStream_t stream) {
   const int group = params.heads / params.kv_heads;
-  const auto launch = [&]<int kHeads, int kLanes>() {
+  const int value_dim = params.latent > 0 ? params.latent : params.head_dim;
+  const auto launch = [&]<int kHeads, int kLanes, int kEights = 1>() {
     const int head_blocks = (group + kHeads - 1) / kHeads;
-    const size_t shared = sizeof(float) * kWarps * kHeads * static_cast<size_t>(params.head_dim);
-    Launch("the attention kernel", AttentionKernel<T, kHeads, kLanes>,
+    const size_t shared = sizeof(float) * kWarps * kHeads * static_cast<size_t>(value_dim);
+    Launch("the attention kernel", AttentionKernel<T, kHeads, kLanes, kEights>,
            dim3(static_cast<unsigned>(params.kv_heads * head_blocks), kMaxAttentionParts,
                 static_cast<unsigned>(params.rows)),
            dim3(kThreads), shared, stream, params);
@@ -319,7 +364,10 @@ void LaunchTyped(const AttentionParams& params, cudaStream_t stream) {
     if (params.head_dim <= 32) return launch.template operator()<kHeads, 4>();
     if (params.head_dim <= 64) return launch.template operator()<kHeads, 8>();
     if (params.head_dim <= 128) return launch.template operator()<kHeads, 16>();
-    return launch.template operator()<kHeads, 32>();
+    if (params.head_dim <= 256) return launch.template operator()<kHeads, 32>();
+    // More heads than two would not fit in the registers.
+    if (params.head_dim <= 512) return launch.template operator()<std::min(kHeads, 2), 32, 2>();
+    return launch.template operator()<std::min(kHeads, 2), 32, 3>();
   };
   if (group == 1) return with_lanes.template operator()<1>();
   if (group == 2) return with_lanes.template operator()<2>();
@@ -327,9 +375,9 @@ void LaunchTyped(const AttentionParams& params, cudaStream_t stream) {
 }
 
 void CheckSizes(const AttentionParams& p) {
-  if (p.head_dim % 8 != 0 || p.head_dim > kMaxAttentionHeadDim) {
-    Fail("The CUDA backend's attention needs a head_dim that is a multiple of 8 and at most ",
-         kMaxAttentionHeadDim, ", and this model's is ", p.head_dim, "; use --device cpu.");
+  if (p.head_dim > kMostHeadDim) {
+    Fail("The CUDA backend's attention needs a head_dim of at most ", kMostHeadDim,
+         ", and this model's is ", p.head_dim, "; use --device cpu.");
   }
 }
 
@@ -346,6 +394,7 @@ size_t AttentionCounters(int rows, int heads) {
 
 void LaunchKvAppend(const AttentionParams& unnormed, cudaStream_t stream) {
   CheckSizes(unnormed);
+  if (PlacesHeads(unnormed)) return LaunchPlaceHeads(unnormed, stream);
   const AttentionParams params = LaunchQkNorm(unnormed, stream);
   const dim3 grid(static_cast<unsigned>(params.rows));
   if (params.kv_bf16) {

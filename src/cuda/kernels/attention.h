@@ -12,9 +12,9 @@ namespace adder::cuda {
 // An RMSNorm over each `part` consecutive elements of q, or of k; element i of it has the weight
 // number i % size.
 struct HeadNorm {
-  const float* weight = nullptr;  // null: there is no norm
+  const float* weight = nullptr;  // null: all ones
   int size = 0;
-  int part = 0;
+  int part = 0;  // 0: there is no norm
   float eps = 0;
 };
 
@@ -23,7 +23,7 @@ struct HeadNorm {
 struct AttentionParams {
   int heads = 0;
   int kv_heads = 0;
-  int head_dim = 0;  // a multiple of 8, at most kMaxAttentionHeadDim
+  int head_dim = 0;  // at most kMostHeadDim
   float scale = 0;
   const float* inverse_frequencies = nullptr;  // [rotary_dim / 2]; null: no rotary embedding
   int rotary_dim = 0;
@@ -53,18 +53,33 @@ struct AttentionParams {
   HeadNorm k_norm;
   bool norm_after_rotation = false;  // needs parts of whole heads
 
-  // Of LaunchAttentionStep: the launch just before makes nothing that this one reads, and triggers
-  // behind its PdlWait. Both then run side by side.
-  bool beside_previous = false;
+  int window = 0;  // > 0: a token attends to so many positions at most, its own included
+  // What follows needs norms of single heads (PlacesHeads): a norm of v; rotation of neighbouring
+  // elements instead of halves; q | k alone in qkv, v being k before its norm and rotation; q
+  // alone, keys and values being in the pages already.
+  HeadNorm v_norm;
+  bool interleaved = false;
+  bool values_from_keys = false;
+  bool owns_kv = true;
+  // > 0: a page holds keys alone, whose first so many elements are the values; the output is
+  // [rows, heads * latent]. For LaunchAttention only.
+  int latent = 0;
 };
 
+// Of keys that the step kernel and attention over chunks take.
 inline constexpr int kMaxAttentionHeadDim = 256;
+// Of all others.
+inline constexpr int kMostHeadDim = 768;
 // A token's positions are cut into at most so many parts.
 inline constexpr int kMaxAttentionParts = 32;
 
 // Sizes of the scratch for `rows` rows.
 size_t AttentionScratchFloats(int rows, int heads, int head_dim);
 size_t AttentionCounters(int rows, int heads);
+
+// Whether q, k and v need the kernel of attention_place.h: what other kernels know of is enough for
+// most models.
+bool PlacesHeads(const AttentionParams& params);
 
 // Norms and rotates q and k, in place what of q, and appends k and v to the pages, which must be
 // there.

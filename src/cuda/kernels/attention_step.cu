@@ -8,7 +8,7 @@
 // and heads, every one takes every so-manieth tile and keeps an online softmax. Teams merge through
 // shared memory; the blocks of a cluster push their results into the first one's shared memory. For
 // long contexts there are several such units of one cluster each, which leave their results in
-// scratch memory, and the last to arrive adds them up; short ones one block does alone.
+// scratch memory, and the last to arrive adds them up.
 //
 // With lane = 4 g + t, mma.m16n8k16 is used as follows. Matrix dimensions may come in any order as
 // long as both operands agree, so every operand is what one lane loads as 16 contiguous bytes.
@@ -19,10 +19,10 @@
 //     2 t + 9 of the tile; column g of the n-th of eight products is dimension 64 c + 8 g + n.
 //
 // Phases: (1) the first tile's keys and values are loaded, sines and cosines put into shared
-// memory, and weights of norms; (2) PdlWait, unless the kernel before has nothing for this one:
-// then before (5); (3) every warp loads, norms and rotates queries and key; (4) tiles: the team
-// that takes the last one puts the own key and value into its registers and appends them to the
-// page, from which nobody reads them here; (5) merges. Preconditions: as TakesStep.
+// memory, and weights of norms; (2) PdlWait; (3) every warp loads, norms and rotates queries and
+// key; (4) tiles: the team that takes the last one puts the own key and value into its registers
+// and appends them to the page, from which nobody reads them here; (5) merges. Preconditions: as
+// TakesStep.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -39,7 +39,6 @@ constexpr int kTeams = 4;
 constexpr int kMostHeads = 7;
 constexpr int kTile = 16;  // positions
 constexpr int kMostClusterShift = 3;
-constexpr int kAlone = 128;     // positions up to which one block works alone
 constexpr int kBlockShift = 8;  // logarithm of a block's positions before there are more units
 // To keep a device busy; of blocks in clusters fewer are resident at once.
 constexpr int kEnoughBlocks = 528;
@@ -142,12 +141,15 @@ struct Spread {
   int group;          // query heads of a KV head
   int owners;         // blocks that share a KV head's query heads
   int heads;          // query heads of a block, but for a KV head's last block
-  bool beside_previous;
 };
 
-// Floats of dynamic shared memory: rotations, results of teams (in their place before: exchanged
-// scores) and, with clusters, of blocks; then, if there are any norms, the weights for each
-// query head and for the key.
+// Between rows of norms' weights, beyond head_dim: lanes of neighbouring heads then read different
+// banks.
+constexpr int kNormPad = 4;
+
+// Floats of dynamic shared memory: rotations, if heads are normed the weights for each query head
+// and for the key, results of teams (in their place before: exchanged scores) and, with clusters,
+// of blocks.
 __host__ __device__ int TeamFloats(int heads, int head_dim, bool pairs) {
   const int results = kTeams * heads * (head_dim + 2);
   return pairs && results < kExchangeFloats ? kExchangeFloats : results;
@@ -155,7 +157,7 @@ __host__ __device__ int TeamFloats(int heads, int head_dim, bool pairs) {
 int SharedFloats(int heads, int head_dim, int cluster, bool normed, bool pairs) {
   const int of_blocks = cluster > 1 ? cluster * heads * (head_dim + 2) : 0;
   return head_dim + TeamFloats(heads, head_dim, pairs) + of_blocks +
-         (normed ? (heads + 1) * head_dim : 0);
+         (normed ? (heads + 1) * (head_dim + kNormPad) : 0);
 }
 
 // kChunks: what a warp has of head_dim, in units of 64, rounded up. kTeam: warps of a team.
@@ -180,9 +182,7 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
   const int heads = min(spread.heads, spread.group - first_in_group);
   const int first_head = kv_head * spread.group + first_in_group;
   const SequenceRun run = p.runs[blockIdx.z];
-  const bool alone = run.position < kAlone;
-  if (alone && blockIdx.x > 0) return;
-  const int cluster = alone ? 1 : 1 << spread.cluster_shift;
+  const int cluster = 1 << spread.cluster_shift;
   const int unit = static_cast<int>(blockIdx.x) >> spread.cluster_shift;
   const int rank = static_cast<int>(blockIdx.x) & (cluster - 1);
   const int units = min(static_cast<int>(gridDim.x) >> spread.cluster_shift,
@@ -191,14 +191,14 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
 
   extern __shared__ float4 shared_memory[];
   float2* rotations = reinterpret_cast<float2*>(shared_memory);
-  float* of_teams = reinterpret_cast<float*>(shared_memory) + head_dim;
+  const int norm_stride = head_dim + kNormPad;
+  float* norm_weights = reinterpret_cast<float*>(shared_memory) + head_dim;
+  float* of_teams = norm_weights + (kNormed ? (spread.heads + 1) * norm_stride : 0);
   const int stride = head_dim + 2;  // of a head's result
   float* of_blocks = of_teams + TeamFloats(spread.heads, head_dim, kTeam > 1);
-  float* norm_weights =
-      of_blocks + (spread.cluster_shift > 0 ? (spread.heads << spread.cluster_shift) * stride : 0);
 
   const int last_tile = run.position >> 4;
-  const int tile_step = (alone ? 1 : units << spread.cluster_shift) * kTeams;
+  const int tile_step = (units << spread.cluster_shift) * kTeams;
   const long long to_values = static_cast<long long>(p.kv_heads) * p.page_positions * head_dim;
   // Keys of the KV head from a tile's first position on; a tile lies in one page.
   const auto keys_of = [&](int tile) {
@@ -250,7 +250,8 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
       const bool of_key = i >= heads * head_dim;
       const HeadNorm& norm = of_key ? p.k_norm : p.q_norm;
       const int at = of_key ? i + (kv_head - heads) * head_dim : i + first_head * head_dim;
-      norm_weights[i] = norm.weight == nullptr ? 1.0f : norm.weight[at % norm.size];
+      norm_weights[i + i / head_dim * kNormPad] =
+          norm.weight == nullptr ? 1.0f : norm.weight[at % norm.size];
     }
   }
   // Row g: a query head, the key, or nothing.
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
   if (cluster > 1) ClusterArrive();  // its wait proves that all blocks have begun
   __syncthreads();
 
-  if (!spread.beside_previous) PdlWait();
+  PdlWait();
   PdlTrigger();
   // What the end needs: on its way to the first cache meanwhile.
   if (kNormed && p.output_gate && rank == 0) {
@@ -290,7 +291,7 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
     const float4 high = *reinterpret_cast<const float4*>(own_value + 64 * c + 4);
     own_v[c] = {Pack(low.x, low.y), Pack(low.z, low.w), Pack(high.x, high.y), Pack(high.z, high.w)};
   }
-  const float* norm_weight = norm_weights + min(g, heads) * head_dim;
+  const float* norm_weight = norm_weights + min(g, heads) * norm_stride;
   if constexpr (kNormed) {
     const HeadNorm& norm = g < heads ? p.q_norm : p.k_norm;
     float squares = 0;
@@ -331,7 +332,11 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
       }
       const auto weigh = [&] {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] *= norm_weight[d + i];
+        for (int i = 0; i < 2; ++i) {
+          const float4 weight = reinterpret_cast<const float4*>(norm_weight + d)[i];
+          x[4 * i] *= weight.x, x[4 * i + 1] *= weight.y;
+          x[4 * i + 2] *= weight.z, x[4 * i + 3] *= weight.w;
+        }
       };
       if (kNormed && !p.norm_after_rotation) weigh();
       if (rotates) {
@@ -339,8 +344,8 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
         for (int i = 0; i < 4; ++i) {
           float2 two = reinterpret_cast<const float2*>(other)[i];
           if (kNormed && !p.norm_after_rotation) {
-            two.x *= norm_weight[partner + 2 * i];
-            two.y *= norm_weight[partner + 2 * i + 1];
+            const float2 weight = reinterpret_cast<const float2*>(norm_weight + partner)[i];
+            two.x *= weight.x, two.y *= weight.y;
           }
           const float4 turn = reinterpret_cast<const float4*>(rotations + pair)[i];
           x[2 * i] = x[2 * i] * turn.y + (upper ? two.x : -two.x) * turn.x;
@@ -466,8 +471,6 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
     if (more) load_values(keys + to_values, tile + tile_step);
   }
 
-  // Every kernel ends after the one before it.
-  if (spread.beside_previous) PdlWait();
   sum += __shfl_xor_sync(kAll, sum, 1);
   sum += __shfl_xor_sync(kAll, sum, 2);
   if (kTeam > 1) __syncthreads();  // nobody exchanges scores any more
@@ -568,7 +571,7 @@ bool TakesAttentionStep(const AttentionParams& p) {
   const bool pages =
       p.page_positions % kTile == 0 && (p.page_positions & (p.page_positions - 1)) == 0;
   return p.kv_bf16 && pages && p.head_dim % 8 == 0 && p.head_dim <= kMaxAttentionHeadDim &&
-         rotary % 16 == 0;
+         rotary % 16 == 0 && p.window == 0 && !PlacesHeads(p);
 }
 
 bool NormsWholeHeads(const AttentionParams& p) {
@@ -585,8 +588,6 @@ void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream
   spread.group = params.heads / params.kv_heads;
   spread.owners = (spread.group + kMostHeads - 1) / kMostHeads;
   spread.heads = (spread.group + spread.owners - 1) / spread.owners;
-  // Norms of their own come between.
-  spread.beside_previous = params.beside_previous && NormsWholeHeads(params);
   while (1 << spread.page_shift < params.page_positions) ++spread.page_shift;
   const bool pairs = params.head_dim > 128;
   const auto shared_bytes = [&] {

@@ -16,8 +16,20 @@ namespace adder::cuda {
 namespace {
 
 // Of q and k: over each head, over all heads, over each half of all k heads (and all q heads), over
-// k's heads alone, and after the rotation.
-enum class Norms { kNone, kHeads, kEachHead, kAll, kHalves, kKeys, kHeadsAfter, kKeysAfter };
+// k's heads alone, and after the rotation; over each head without weights.
+enum class Norms {
+  kNone,
+  kHeads,
+  kEachHead,
+  kAll,
+  kHalves,
+  kKeys,
+  kHeadsAfter,
+  kKeysAfter,
+  kUnweighted
+};
+// v is a part of the row, that part normed, k, or k normed; or the pages have k and v already.
+enum class Values { kOwn, kNormed, kKeys, kNormedKeys, kShared };
 
 struct Sizes {
   int heads;
@@ -26,12 +38,17 @@ struct Sizes {
   int rotary_dim;  // 0: no rotation
   bool bf16;
   Norms norms = Norms::kNone;
+  int window = 0;
+  Values values = Values::kOwn;
+  bool interleaved = false;
   bool gate = false;
 };
 std::ostream& operator<<(std::ostream& out, const Sizes& s) {
   return out << s.heads << "/" << s.kv_heads << " heads of " << s.head_dim << ", rotary "
              << s.rotary_dim << (s.bf16 ? ", bf16" : ", f32") << ", norms "
-             << static_cast<int>(s.norms) << (s.gate ? ", gate" : "");
+             << static_cast<int>(s.norms) << ", window " << s.window << ", values "
+             << static_cast<int>(s.values) << (s.interleaved ? ", interleaved" : "")
+             << (s.gate ? ", gate" : "");
 }
 
 constexpr int kPagePositions = 64;
@@ -44,7 +61,9 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
   void SetUp() override {
     if (DeviceCount() == 0) GTEST_SKIP() << "there is no CUDA device";
     const Sizes& s = GetParam();
-    width_ = (s.heads * (s.gate ? 2 : 1) + 2 * s.kv_heads) * s.head_dim;
+    const bool from_keys = s.values == Values::kKeys || s.values == Values::kNormedKeys;
+    const int parts = s.values == Values::kShared ? 0 : from_keys ? 1 : 2;
+    width_ = (s.heads * (s.gate ? 2 : 1) + parts * s.kv_heads) * s.head_dim;
     half_page_ = kPagePositions * s.kv_heads * s.head_dim;
     for (int position : kPositions) {
       first_pages_.push_back(page_count_);
@@ -81,6 +100,7 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
         [[fallthrough]];
       case Norms::kHeads:
       case Norms::kHeadsAfter:
+      case Norms::kUnweighted:
         return {nullptr, s.head_dim, s.head_dim, 1e-3f};
       case Norms::kEachHead:
         return {nullptr, all, s.head_dim, 1e-3f};
@@ -95,7 +115,8 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
   std::vector<double> Prepared(size_t row) const {
     const Sizes& s = GetParam();
     const float* values = qkv_.data() + row * static_cast<size_t>(width_);
-    std::vector<double> x(values, values + (s.heads + s.kv_heads) * s.head_dim);
+    const int heads = s.heads + (s.values == Values::kShared ? 0 : s.kv_heads);
+    std::vector<double> x(values, values + heads * s.head_dim);
     const auto norm = [&](bool key) {
       const HeadNorm of = NormOf(key);
       const std::vector<float>& weights = key ? k_norm_weight_ : q_norm_weight_;
@@ -107,30 +128,47 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
           squares += from[part * of.part + i] * from[part * of.part + i];
         }
         for (int i = 0; i < of.part; ++i) {
-          from[part * of.part + i] *= weights[static_cast<size_t>((part * of.part + i) % of.size)] /
+          const auto at = static_cast<size_t>((part * of.part + i) % of.size);
+          from[part * of.part + i] *= (s.norms == Norms::kUnweighted ? 1.0f : weights[at]) /
                                       std::sqrt(squares / of.part + static_cast<double>(of.eps));
         }
       }
     };
     const auto norms = [&] {
       norm(false);
-      norm(true);
+      if (s.values != Values::kShared) norm(true);
     };
     if (!NormsAfter()) norms();
     const int half = s.rotary_dim / 2;
-    for (int head = 0; head < s.heads + s.kv_heads; ++head) {
+    for (int head = 0; head < heads; ++head) {
       double* of_head = x.data() + head * s.head_dim;
       for (int i = 0; i < half; ++i) {
         const double angle =
             static_cast<float>(kPositions[row]) * frequencies_[static_cast<size_t>(i)];
-        const double first = of_head[i];
-        const double second = of_head[i + half];
-        of_head[i] = first * std::cos(angle) - second * std::sin(angle);
-        of_head[i + half] = second * std::cos(angle) + first * std::sin(angle);
+        double& a = of_head[s.interleaved ? 2 * i : i];
+        double& b = of_head[s.interleaved ? 2 * i + 1 : i + half];
+        const double first = a;
+        const double second = b;
+        a = first * std::cos(angle) - second * std::sin(angle);
+        b = second * std::cos(angle) + first * std::sin(angle);
       }
     }
     if (NormsAfter()) norms();
     return x;
+  }
+
+  // v of a row's KV head.
+  std::vector<double> Value(size_t row, int kv_head) const {
+    const Sizes& s = GetParam();
+    const bool from_keys = s.values == Values::kKeys || s.values == Values::kNormedKeys;
+    const float* v = qkv_.data() + row * static_cast<size_t>(width_) +
+                     (s.heads + (from_keys ? 0 : s.kv_heads) + kv_head) * s.head_dim;
+    std::vector<double> value(v, v + s.head_dim);
+    if (s.values != Values::kNormed && s.values != Values::kNormedKeys) return value;
+    double squares = 0;
+    for (double x : value) squares += x * x;
+    for (double& x : value) x /= std::sqrt(squares / s.head_dim + 1e-3f);
+    return value;
   }
 
   float Stored(float x) const {
@@ -155,23 +193,24 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
     std::vector<double> output;
     for (size_t row = 0; row < kPositions.size(); ++row) {
       const int position = kPositions[row];
-      const float* values = qkv_.data() + row * static_cast<size_t>(width_);
       const std::vector<double> prepared = Prepared(row);
       const auto rotated = [&](int head, int dim) {
         return prepared[static_cast<size_t>(head * s.head_dim + dim)];
       };
-      for (int head = 0; head < s.kv_heads; ++head) {
+      for (int head = 0; head < s.kv_heads && s.values != Values::kShared; ++head) {
+        const std::vector<double> value = Value(row, head);
         for (int dim = 0; dim < s.head_dim; ++dim) {
           pages[Element(row, position, head, dim, false)] =
               Stored(static_cast<float>(rotated(s.heads + head, dim)));
           pages[Element(row, position, head, dim, true)] =
-              Stored(values[(s.heads + s.kv_heads + head) * s.head_dim + dim]);
+              Stored(static_cast<float>(value[static_cast<size_t>(dim)]));
         }
       }
       for (int head = 0; head < s.heads; ++head) {
         const int kv_head = head / (s.heads / s.kv_heads);
+        const int first = s.window > 0 ? std::max(0, position + 1 - s.window) : 0;
         std::vector<double> weights;
-        for (int at = 0; at <= position; ++at) {
+        for (int at = first; at <= position; ++at) {
           double dot = 0;
           for (int dim = 0; dim < s.head_dim; ++dim) {
             dot += rotated(head, dim) * pages[Element(row, at, kv_head, dim, false)];
@@ -183,8 +222,9 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
         for (double& weight : weights) sum += weight = std::exp(weight - largest);
         for (int dim = 0; dim < s.head_dim; ++dim) {
           double value = 0;
-          for (int at = 0; at <= position; ++at) {
-            value += weights[static_cast<size_t>(at)] * pages[Element(row, at, kv_head, dim, true)];
+          for (int at = first; at <= position; ++at) {
+            value += weights[static_cast<size_t>(at - first)] *
+                     pages[Element(row, at, kv_head, dim, true)];
           }
           const int gate = (s.heads + 2 * s.kv_heads + head) * s.head_dim + dim;
           output.push_back(value / sum /
@@ -259,8 +299,16 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
       p.arrivals = arrivals.data();
       p.q_norm = NormOf(false);
       p.k_norm = NormOf(true);
-      if (p.q_norm.part > 0) p.q_norm.weight = q_norm_weight.data();
-      if (p.k_norm.part > 0) p.k_norm.weight = k_norm_weight.data();
+      const bool weighted = s.norms != Norms::kUnweighted;
+      if (p.q_norm.part > 0 && weighted) p.q_norm.weight = q_norm_weight.data();
+      if (p.k_norm.part > 0 && weighted) p.k_norm.weight = k_norm_weight.data();
+      p.window = s.window;
+      p.interleaved = s.interleaved;
+      p.values_from_keys = s.values == Values::kKeys || s.values == Values::kNormedKeys;
+      p.owns_kv = s.values != Values::kShared;
+      if (s.values == Values::kNormed || s.values == Values::kNormedKeys) {
+        p.v_norm = {nullptr, s.head_dim, s.head_dim, 1e-3f};
+      }
       p.norm_after_rotation = NormsAfter();
       LaunchAttentionStep(p, stream.get());
       stream.Synchronize();
@@ -305,6 +353,23 @@ TEST_P(AttentionKernels, StepMatchesTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
+    Placed, AttentionKernels,
+    testing::Values(Sizes{4, 2, 64, 64, true, Norms::kNone, 100},
+                    Sizes{4, 2, 64, 32, false, Norms::kHeads, 16},
+                    Sizes{10, 1, 256, 128, true, Norms::kNone, 1000},
+                    Sizes{4, 2, 32, 32, false, Norms::kHeads, 0, Values::kNormed},
+                    Sizes{6, 2, 256, 256, true, Norms::kHeads, 33, Values::kNormed},
+                    Sizes{8, 2, 512, 512, true, Norms::kHeads, 0, Values::kNormedKeys},
+                    Sizes{6, 2, 512, 128, false, Norms::kHeads, 0, Values::kNormedKeys},
+                    Sizes{4, 1, 320, 64, false, Norms::kNone, 0, Values::kKeys},
+                    Sizes{8, 4, 64, 64, true, Norms::kHeads, 65, Values::kShared},
+                    Sizes{8, 4, 64, 64, false, Norms::kHeads, 0, Values::kShared},
+                    Sizes{4, 2, 64, 32, true, Norms::kNone, 0, Values::kOwn, true},
+                    Sizes{6, 2, 24, 16, false, Norms::kHeadsAfter, 0, Values::kOwn, true},
+                    Sizes{4, 2, 128, 64, true, Norms::kUnweighted},
+                    Sizes{4, 2, 40, 40, false, Norms::kUnweighted, 7, Values::kOwn, true}));
+
+INSTANTIATE_TEST_SUITE_P(
     Sizes, AttentionKernels,
     testing::Values(
         Sizes{12, 4, 64, 0, true}, Sizes{32, 8, 64, 64, true}, Sizes{4, 4, 64, 32, true},
@@ -316,9 +381,9 @@ INSTANTIATE_TEST_SUITE_P(
         Sizes{4, 2, 80, 80, true, Norms::kKeys}, Sizes{4, 2, 128, 64, true, Norms::kHeadsAfter},
         Sizes{6, 3, 24, 16, false, Norms::kHeadsAfter},
         Sizes{4, 2, 40, 32, true, Norms::kKeysAfter}, Sizes{4, 1, 256, 64, false, Norms::kHeads},
-        Sizes{8, 2, 256, 64, true, Norms::kHeads, true},
-        Sizes{14, 2, 64, 64, true, Norms::kNone, true},
-        Sizes{6, 2, 24, 16, false, Norms::kHeads, true}));
+        Sizes{8, 2, 256, 64, true, Norms::kHeads, 0, Values::kOwn, false, true},
+        Sizes{14, 2, 64, 64, true, Norms::kNone, 0, Values::kOwn, false, true},
+        Sizes{6, 2, 24, 16, false, Norms::kHeads, 0, Values::kOwn, false, true}));
 
 }  // namespace
 }  // namespace adder::cuda

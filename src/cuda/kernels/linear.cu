@@ -10,8 +10,8 @@
 //
 // Ownership: a block owns one tile of rows and kTokenTiles * 2 tokens, of which each takes four
 // columns of an operand, one unused; within it, warps cut the columns of the matrix in kColumnWarps
-// interleaved parts, whatever the batch. Preconditions: input rows readable up to `cols`; matrix
-// packed as packed_matrix.h says.
+// interleaved parts, whatever the batch. With kHeads, blockIdx.z is the matrix. Preconditions:
+// input rows readable up to `cols`; matrix packed as packed_matrix.h says.
 #include "cuda/kernels/batch_linear.h"
 #include "cuda/kernels/few_linear.h"
 #include "cuda/kernels/launch.cuh"
@@ -81,6 +81,9 @@ __global__ void __launch_bounds__(kWarps * 32)
     first_token = 0;
     tokens = 1;
     total_chunks = params.expert_top_k * m.chunks;
+  } else if constexpr (kExperts == Experts::kHeads) {
+    input += blockIdx.z * params.head_step;
+    output += blockIdx.z * m.rows;
   }
 
   uint4 raw[kDepth][kLoads];
@@ -91,7 +94,9 @@ __global__ void __launch_bounds__(kWarps * 32)
     const unsigned char* scales = static_cast<const unsigned char*>(m.scales);
     if constexpr (kExperts != Experts::kNone) {
       int expert = 0;
-      if constexpr (kExperts == Experts::kGateUp) {
+      if constexpr (kExperts == Experts::kHeads) {
+        expert = blockIdx.z;
+      } else if constexpr (kExperts == Experts::kGateUp) {
         expert = static_cast<int>(*routing);
       } else {
         expert = static_cast<int>(routing[params.expert_top_k + chunk / m.chunks]);
@@ -108,7 +113,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     if constexpr (Weights::kQuantized) scale_pairs[depth].Load(scales, place, g);
   };
 
-  constexpr bool kPrefetch = kExperts == Experts::kNone;
+  constexpr bool kPrefetch = kExperts == Experts::kNone || kExperts == Experts::kHeads;
   if constexpr (!kPrefetch) {
     PdlWait();
     PdlTrigger();
@@ -283,8 +288,9 @@ void LaunchKernel(const KernelParams& params, unsigned grid_z, cudaStream_t stre
   constexpr int kDepth = LoadsOf(F) <= 2 ? 4 : LoadsOf(F) <= 4 ? 2 : 1;
   constexpr int kTokens = kTokenTiles * kTokensPerTile;
   const LinearParams& p = params.linear;
+  constexpr bool kAllTokens = kExperts == Experts::kNone || kExperts == Experts::kHeads;
   const unsigned grid_y =
-      kExperts == Experts::kNone ? static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens) : 1u;
+      kAllTokens ? static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens) : 1u;
   Launch("the matrix kernel", LinearKernel<F, kWideScales, kTokenTiles, kDepth, kExperts>,
          dim3(static_cast<unsigned>(p.matrix.tiles), grid_y, grid_z), dim3(kWarps * 32), 0, stream,
          params);
@@ -296,7 +302,8 @@ void ChooseFormat(const KernelParams& params, unsigned grid_z, cudaStream_t stre
   const bool wide = m.scale_format == ScaleFormat::kWide;
   const auto choose = [&]<WeightFormat kFormat, bool kWide>() {
     // Experts have one token each, and formats of several parts fill the registers with it.
-    if constexpr (kExperts == Experts::kNone && Fragment<kFormat>::kParts == 1) {
+    if constexpr ((kExperts == Experts::kNone || kExperts == Experts::kHeads) &&
+                  Fragment<kFormat>::kParts == 1) {
       if (params.linear.tokens > kTokensPerTile) {
         return LaunchKernel<kFormat, kWide, 4, kExperts>(params, grid_z, stream);
       }
@@ -329,7 +336,7 @@ void Dispatch(const LinearParams& linear, const ExpertParams* experts, const Lin
     }
     if (LaunchFewLinear(linear, shape, stream)) return;
   }
-  KernelParams params = {linear, nullptr, 0, 1, kWarps, 1, 1, 1};
+  KernelParams params = {linear, nullptr, 0, 1, kWarps, 1, 1, 1, 0};
   if (experts != nullptr) {
     params.routing = experts->routing;
     params.routing_stride = experts->routing_stride;
@@ -350,6 +357,12 @@ void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStre
     return LaunchBatchLinear(params, ChooseBatchGeometry(params, device), stream);
   }
   Dispatch<Experts::kNone>(params, nullptr, shape, 1, stream);
+}
+
+void LaunchHeadsLinear(const LinearParams& linear, int heads, int step, cudaStream_t stream) {
+  if (linear.matrix.tiles == 0 || linear.tokens == 0 || heads == 0) return;
+  KernelParams params = {linear, nullptr, 0, 1, kWarps, 1, 1, 1, step};
+  ChooseFormat<Experts::kHeads>(params, static_cast<unsigned>(heads), stream);
 }
 
 void LaunchExpertGateUp(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream) {

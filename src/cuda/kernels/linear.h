@@ -61,7 +61,8 @@ struct LinearParams {
 // kRoutedGateUp: kGateUp of a token whose experts the same launch chooses. kPair: no experts but
 // two matrices that read the same token, the second in the place of the shared expert. kConvolved:
 // none either; what the matrix reads is made by a convolution with gates in the same launch.
-enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kPair, kConvolved };
+// kHeads: all matrices of a stack, each with its own part of the input (LaunchHeadsLinear).
+enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kPair, kConvolved, kHeads };
 
 // Chosen experts' matrices from one stack.
 struct ExpertParams {
@@ -132,6 +133,11 @@ bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const Linear
 // addition.
 void LaunchLinearPair(const LinearParams& first, const LinearParams& second,
                       const LinearShape& shape, cudaStream_t stream);
+
+// For each token and each of the stack's `heads` matrices h: output[token][h * rows ..] = scale *
+// W_h input[token][h * step .. h * step + cols). Always batch-invariant. Without a norm, a bias,
+// input_rows, and with epilogue kStore.
+void LaunchHeadsLinear(const LinearParams& params, int heads, int step, cudaStream_t stream);
 
 // For each token and chosen expert j: output[token][j * width ..] = silu(gate) * up, width = rows /
 // 2 of an interleaved stack; epilogue kSiluMul. With kRule as the rule says, width = rows of a

@@ -28,7 +28,9 @@ __global__ void __launch_bounds__(kThreads) FinishKernel(const __grid_constant__
     for (int i = kMostRowFactors - 1; i >= 0; --i) {
       if (i < p.factor_count && index < p.factor_ends[i]) factor = p.factors[i];
     }
-    return z * factor;
+    z *= factor;
+    if (p.addend != nullptr) z += p.addend[static_cast<long long>(row) * p.addend_stride + index];
+    return z;
   };
   float y = value(r);
   if (p.gated || p.activates) y = Activate(p.activation, y);
@@ -36,8 +38,10 @@ __global__ void __launch_bounds__(kThreads) FinishKernel(const __grid_constant__
   if (p.row_gate != nullptr) {
     y *= Sigmoid(p.row_gate[static_cast<long long>(row) * p.row_gate_stride]);
   }
+  if (p.factor != nullptr) y *= p.factor[static_cast<long long>(row) * p.factor_stride + at];
   float* to = p.output + static_cast<long long>(row) * p.output_stride + at;
   y = fmaf(p.scale, y, p.adds ? *to : 0.0f);
+  if (p.cap > 0) y = p.cap * tanhf(y / p.cap);
   *to = y;
   if (p.rounded_output != nullptr) {
     p.rounded_output[static_cast<long long>(row) * p.rounded_output_stride + at] =

@@ -13,9 +13,10 @@ inline constexpr int kMostRowFactors = 8;
 
 // A row has `parts` results of `width` values (one, or one per chosen expert). With products y of a
 // part, value r before the activation is
-//   z[r] = factor(r) * (input_scale * y[r] + bias[r])
+//   z[r] = factor(r) * (input_scale * y[r] + bias[r]) + addend[r]
 // and the result activation(z[r]) * z[width + r] when gated, activation(z[r]) when it only
-// activates, z[r] otherwise; times sigmoid(row_gate) and `scale`, stored or added.
+// activates, z[r] otherwise; times sigmoid(row_gate), `factor` and `scale`, stored or added, with a
+// cap cap * tanh(result / cap). Unless gated the products may lie where the output does.
 struct FinishParams {
   const float* products =
       nullptr;  // [rows, products_stride]: parts of width, or 2 * width if gated
@@ -35,7 +36,12 @@ struct FinishParams {
   Activation activation = Activation::kSilu;
   const float* row_gate = nullptr;  // [rows, row_gate_stride], the first of each; null: none
   int row_gate_stride = 0;
+  const float* addend = nullptr;  // [rows, addend_stride], of one part; null: none
+  int addend_stride = 0;
+  const float* factor = nullptr;  // [rows, factor_stride]; null: none
+  int factor_stride = 0;
   float scale = 1;
+  float cap = 0;  // 0: none
   bool adds = false;
   float* output = nullptr;  // [rows, output_stride]
   int output_stride = 0;

@@ -16,7 +16,8 @@ class LinearFinish : public KernelTest {
  protected:
   // Runs `p`, whose sizes and rules are set, over random numbers, and compares. Memory between the
   // rows must stay as it is.
-  static void Check(FinishParams p, bool has_bias, bool has_row_gate) {
+  static void Check(FinishParams p, bool has_bias, bool has_row_gate, bool has_addend = false,
+                    bool has_factor = false) {
     Numbers numbers(3);
     const int of_part = p.gated ? 2 * p.width : p.width;
     p.products_stride = p.parts * of_part + 5;
@@ -34,6 +35,14 @@ class LinearFinish : public KernelTest {
         numbers.Vector(static_cast<size_t>(p.rows * p.output_stride), 2);
     const DeviceArray<float> device_products(products), device_bias(bias), device_gates(gates),
         output(before);
+    p.addend_stride = of_part + 2;
+    p.factor_stride = p.width + 7;
+    const std::vector<float> addend =
+        numbers.Vector(static_cast<size_t>(p.rows * p.addend_stride), 2);
+    const std::vector<float> factor = numbers.Vector(static_cast<size_t>(p.rows * p.factor_stride));
+    const DeviceArray<float> device_addend(addend), device_factor(factor);
+    if (has_addend) p.addend = device_addend.data();
+    if (has_factor) p.factor = device_factor.data();
     const DeviceArray<uint16_t> rounded(static_cast<size_t>(p.rows * p.rounded_output_stride));
     p.products = device_products.data();
     if (has_bias) p.bias = device_bias.data();
@@ -58,22 +67,42 @@ class LinearFinish : public KernelTest {
               p.input_scale *
               static_cast<double>(products[at(row, p.products_stride, i / p.width * of_part + r)]);
           if (has_bias) z += bias[static_cast<size_t>(r)];
-          for (int f = 0; f < p.factor_count; ++f) {
-            if (r < p.factor_ends[f]) return z * p.factors[f];
+          for (int f = p.factor_count - 1; f >= 0; --f) {
+            if (r < p.factor_ends[f] && (f == 0 || r >= p.factor_ends[f - 1])) z *= p.factors[f];
           }
-          return z;
+          return z + (has_addend ? addend[at(row, p.addend_stride, r)] : 0.0f);
         };
         double y = value(i % p.width);
         if (p.gated || p.activates) y = Activated(p.activation, y);
         if (p.gated) y *= value(p.width + i % p.width);
         if (has_row_gate) y *= Sigmoid(gates[static_cast<size_t>(row * 4)]);
+        if (has_factor) y *= factor[at(row, p.factor_stride, i)];
         y = p.scale * y + (p.adds ? before[index] : 0.0f);
+        if (p.cap > 0) y = p.cap * std::tanh(y / p.cap);
         ASSERT_NEAR(found[index], y, 2e-5 * (1 + std::abs(y))) << "row " << row << " column " << i;
         ASSERT_EQ(found_rounded[at(row, p.rounded_output_stride, i)], FloatToBF16(found[index]));
       }
     }
   }
 };
+
+TEST_F(LinearFinish, AddendsFactorsAndCaps) {
+  FinishParams p;
+  p.rows = 3;
+  p.width = 140;
+  p.factor_count = 1;
+  p.factor_ends[0] = 30;
+  p.factors[0] = -2;
+  p.cap = 1.5f;
+  p.scale = 0.75f;
+  Check(p, true, false, true, false);
+  p.cap = 0;
+  p.activates = true;
+  p.activation = Activation::kGeluTanh;
+  Check(p, false, false, true, true);
+  p.gated = true;
+  Check(p, true, true, true, false);
+}
 
 TEST_F(LinearFinish, Activations) {
   for (const Activation activation :

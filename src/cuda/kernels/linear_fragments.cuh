@@ -198,6 +198,7 @@ struct KernelParams {
   int row_warps;
   int groups;
   float inverse_cols;
+  int head_step;  // of kHeads: from one matrix's columns of the input to the next one's
 };
 
 // Writes one lane's part of a finished tile: the values of rows g and g + 8 for one token. `old` is

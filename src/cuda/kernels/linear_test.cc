@@ -327,6 +327,41 @@ TEST_P(LinearKernels, Experts) {
   }
 }
 
+TEST_P(LinearKernels, HeadsAreMatricesOfTheirOwn) {
+  constexpr int kHeads = 3;
+  constexpr int kCols = 128;
+  constexpr int kRows = 40;
+  constexpr int kStep = kCols + 6;
+  constexpr int kStride = kHeads * kStep + 2;
+  const Matrices matrices(GetParam(), kHeads, kRows, kCols, false, 13);
+  for (const int tokens : {1, 7}) {
+    const std::vector<float> input =
+        Numbers(14).Vector(static_cast<size_t>(tokens * kStride), 1.5f);
+    std::vector<double> expected;
+    for (int i = 0; i < tokens * kHeads * kRows; ++i) {
+      const int head = i / kRows % kHeads;
+      const float* x = input.data() + i / (kHeads * kRows) * kStride + head * kStep;
+      double sum = 0;
+      for (int col = 0; col < kCols; ++col) sum += matrices.at(head, i % kRows, col) * x[col];
+      expected.push_back(sum);
+    }
+    const DeviceArray<float> device_input(input);
+    const DeviceArray<float> output(std::vector<float>(expected.size(), NAN));
+    LinearParams p;
+    p.matrix = matrices.view;
+    p.input = device_input.data();
+    p.input_stride = kStride;
+    p.tokens = tokens;
+    p.output = output.data();
+    p.output_stride = kHeads * kRows;
+    const Stream stream;
+    LaunchHeadsLinear(p, kHeads, kStep, stream.get());
+    stream.Synchronize();
+    EXPECT_LT(test::RelativeError(output.Download(), expected, 0, expected.size()), 1e-5)
+        << tokens << " tokens";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, LinearKernels, testing::ValuesIn(test::kFormats),
                          [](const testing::TestParamInfo<Format>& format) {
                            return std::string("weights_") + format.param.name;

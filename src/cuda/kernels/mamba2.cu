@@ -67,8 +67,8 @@ struct HeadValues {
   }
 };
 
-// kMany: heads_per_block may be more than one. kGates: p.gates.
-template <int kTaps, bool kVector, bool kMany, bool kGates = true>
+// kMany: heads_per_block may be more than one. kGates: p.gates. kBeside: p.beside_previous.
+template <int kTaps, bool kVector, bool kMany, bool kGates = true, bool kBeside = false>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2StepKernel(const __grid_constant__ Mamba2Params p, const int heads_per_block) {
   struct alignas(16) OfWarp {
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   ReadyBeforeWait(rounded);
   ReadyBeforeWait(newest);
 
-  PdlWait();
+  if constexpr (!kBeside) PdlWait();
   PdlTrigger();
   const float b_input = has_row ? projected[inner + b_channel] : 0.0f;
   const float c_input = has_row ? projected[inner + c_channel] : 0.0f;
@@ -165,6 +165,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
         rounded[place.x_channel] = __bfloat16_as_ushort(__float2bfloat16_rn(gated));
       }
     }
+    // Every kernel ends after the one before it.
+    if constexpr (kBeside) PdlWait();
     if (!kMany) return;
     place = next;
     states = next_states;
@@ -337,10 +339,11 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   const auto kernel = !params.gates ? vectors ? Mamba2StepKernel<kMaxTaps, true, false, false>
                                               : Mamba2StepKernel<kMaxTaps, false, false, false>
                       : !vectors ? Mamba2StepKernel<kMaxTaps, false, false>
-                      : params.d_conv != 4 ? heads > 1 ? Mamba2StepKernel<kMaxTaps, true, true>
-                                                       : Mamba2StepKernel<kMaxTaps, true, false>
-                      : heads > 1 ? Mamba2StepKernel<4, true, true>
-                                           : Mamba2StepKernel<4, true, false>;
+                      : params.d_conv != 4     ? heads > 1 ? Mamba2StepKernel<kMaxTaps, true, true>
+                                                           : Mamba2StepKernel<kMaxTaps, true, false>
+                          : heads > 1 ? Mamba2StepKernel<4, true, true>
+                      : params.beside_previous ? Mamba2StepKernel<4, true, false, true, true>
+                                               : Mamba2StepKernel<4, true, false>;
   Launch("the Mamba-2 step kernel", kernel, GridOf(params, heads),
          dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params, heads);
 }

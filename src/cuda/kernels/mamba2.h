@@ -44,6 +44,10 @@ struct Mamba2Params {
   // suits the number of runs. Changes no result.
   int heads_per_block = 0;
   bool gates = true;  // else the output is y alone
+  // Of LaunchMamba2Step, one head per block, a window of four taps: the launch just before makes
+  // nothing that this one reads or writes, and triggers behind its PdlWait. Both then run side by
+  // side.
+  bool beside_previous = false;
   // Of LaunchMamba2Scan alone: dt of the heads before its bias [rows, dt_stride]; null: in
   // `projected`.
   const float* dt = nullptr;

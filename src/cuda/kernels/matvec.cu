@@ -48,6 +48,7 @@ void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Exper
     case Experts::kNone:
     case Experts::kPair:
     case Experts::kConvolved:
+    case Experts::kHeads:  // the exact kernel's alone
       break;
   }
   switch (linear.epilogue) {

@@ -349,18 +349,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         y = load_pair(input, col + kSecond, 0);
       }
     };
-    float2 x;
-    float2 y;
-    load_input(first_col, x, y);
-#pragma unroll 1
-    for (int col = first_col;;) {
-      float2 next_x;
-      float2 next_y;
-      load_window(col + step);
-      load_input(col + step, next_x, next_y);
-      if constexpr (kNormalizes) {
-        x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
-      }
+    const auto prepare = [&](int col, float2 x, float2 y) {
       if constexpr (IsQuantized(F)) {
         const int chunk = col / kChunkCols;
         QuantizeActivations<F>(x, y, lane, col < columns,
@@ -370,18 +359,55 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         SplitActivations(x, to, stride);
         SplitActivations(y, to + kSecond, stride);
       }
-      col += step;
-      // The same for all of a warp, whose lanes work together.
-      if (col - first_col + warp * 2 * kChunkCols >= columns) break;
-      load_norm(col);
-      x = next_x;
-      y = next_y;
+    };
+    // Whether the warp, whose lanes work together, has columns from here on.
+    const auto has_columns = [&](int col) {
+      return col - first_col + warp * 2 * kChunkCols < columns;
+    };
+    if constexpr (kExperts == Experts::kDown && kWalk == Walk::kLoop) {
+      // Many experts' columns: several rounds' loads are on their way.
+      constexpr int kTogether = 4;
+#pragma unroll 1
+      for (int base = first_col; has_columns(base); base += kTogether * step) {
+        float2 x[kTogether];
+        float2 y[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) load_input(base + i * step, x[i], y[i]);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) prepare(base + i * step, x[i], y[i]);
+      }
+    } else {
+      float2 x;
+      float2 y;
+      load_input(first_col, x, y);
+#pragma unroll 1
+      for (int col = first_col;;) {
+        float2 next_x;
+        float2 next_y;
+        load_window(col + step);
+        load_input(col + step, next_x, next_y);
+        if constexpr (kNormalizes) {
+          x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
+        }
+        prepare(col, x, y);
+        col += step;
+        if (!has_columns(col)) break;
+        load_norm(col);
+        x = next_x;
+        y = next_y;
+      }
     }
   } else if (has_norm) {
-#pragma unroll 4
-    for (int col = 4 * lane; col < m.cols; col += 128) {
-      const float4 x = *reinterpret_cast<const float4*>(input + col);
-      squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+    // Of long rows, eight loads at a time are on their way.
+#pragma unroll 1
+    for (int first = 4 * lane; first < m.cols; first += 8 * 128) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int col = first + i * 128;
+        if (col >= m.cols) continue;
+        const float4 x = *reinterpret_cast<const float4*>(input + col);
+        squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+      }
     }
   }
   const auto find_factor = [&] {

@@ -29,6 +29,28 @@ struct Launcher {
         std::max(1, std::min(kMostWarps / params.column_warps, tiles_per_multiprocessor));
   }
 
+  void CutRows(int row_warps, int spans) {
+    params.row_warps = row_warps;
+    params.column_warps = std::min(spans, kMostWarps / row_warps);
+    params.held_spans = RoundedUp(spans, params.column_warps);
+  }
+
+  // Of one token's experts: more rows per block, until all blocks are on the device at once.
+  template <WeightFormat F, bool kWide, class BlocksOf>
+  void FitExperts(int spans, BlocksOf blocks_of) {
+    constexpr int kMostRowWarps = 5;
+    const int activation_bytes = spans * kSpanChunks<F, kWide> * (IsQuantized(F) ? 132 : 256);
+    const auto fits = [&] {
+      const int warps = params.column_warps * params.row_warps;
+      int weights = warps * params.held_spans * kSpanBytes<F, kWide>;
+      if (weights > kMostWeightBytes) weights = warps * kRingSpans * kSpanBytes<F, kWide>;
+      const int resident = (DeviceSharedBytes() + 2048) / (weights + activation_bytes + 1024);
+      return blocks_of(params.row_warps) <= multiprocessors * std::clamp(resident, 1, 2);
+    };
+    if (grid_y != 1) return;
+    while (!fits() && params.row_warps < kMostRowWarps) CutRows(params.row_warps + 1, spans);
+  }
+
   template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue>
   void Run() {
     constexpr int kChunks = kSpanChunks<F, kWide>;
@@ -47,6 +69,12 @@ struct Launcher {
       params.row_warps = m.tiles;
       params.column_warps = std::min(spans, kMostWarps / m.tiles);
       params.held_spans = (spans + params.column_warps - 1) / params.column_warps;
+    }
+    if (kExperts == Experts::kGateUp || kExperts == Experts::kDown) {
+      FitExperts<F, kWide>(spans, [&](int row_warps) {
+        const int blocks = RoundedUp(m.tiles, row_warps);
+        return kGateUp ? blocks * params.top_k + RoundedUp(params.shared.tiles, row_warps) : blocks;
+      });
     }
     if (kRoutes) {
       // At least a warp per tile of the router, of which there are at most kMostRouterTiles.

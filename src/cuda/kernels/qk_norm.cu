@@ -16,11 +16,11 @@ constexpr int kMostThreads = 256;
 
 // Elements that one block takes of rows of which `norm` is asked.
 __host__ __device__ int BlockElements(const HeadNorm& norm, int head_dim) {
-  return norm.weight == nullptr ? head_dim : norm.part;
+  return norm.part == 0 ? head_dim : norm.part;
 }
 // Blocks for one row of `heads` heads; without a norm only a rotation needs any.
 int BlocksOf(const HeadNorm& norm, int heads, int head_dim, bool rotates) {
-  if (norm.weight == nullptr && !rotates) return 0;
+  if (norm.part == 0 && !rotates) return 0;
   return heads * head_dim / BlockElements(norm, head_dim);
 }
 
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kMostThreads)
     }
     __syncthreads();
   }
-  if (norm.weight == nullptr) return;
+  if (norm.part == 0) return;
   float squares = 0;
   for (int i = thread; i < count; i += threads) squares = fmaf(x[i], x[i], squares);
   squares = BlockSum(squares, of_warps);

@@ -16,7 +16,13 @@ __global__ void __launch_bounds__(kThreads) RouteKernel(const __grid_constant__ 
   PdlTrigger();
   for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += kThreads) shared[e] = logits[e];
   __syncthreads();
-  ChooseByRule(p, shared, p.output + token * p.output_stride);
+  float* out = p.output + token * p.output_stride;
+  ChooseByRule(p, shared, out);
+  if (p.chosen == nullptr) return;
+  // Each thread's own choices.
+  for (int j = static_cast<int>(threadIdx.x); j < p.top_k; j += kThreads) {
+    p.chosen[token * p.top_k + j] = static_cast<int>(out[p.top_k + j]);
+  }
 }
 
 }  // namespace

@@ -72,8 +72,11 @@ __device__ inline void ChooseByRule(const RouteParams& p, float* shared, float* 
     float chosen = p.normalize_eps;
     for (int other = 0; other < p.top_k; ++other) chosen += scores[choice.experts[other]];
     const float factor = p.normalizes ? p.scale / chosen : p.scale;
-    out[j] = scores[choice.experts[j]] * factor;
-    out[p.top_k + j] = static_cast<float>(choice.experts[j]);
+    const int expert = choice.experts[j];
+    const bool idle = expert >= p.experts - p.idle;
+    const float scale = p.expert_scale == nullptr ? factor : factor * p.expert_scale[expert];
+    out[j] = idle ? 0.0f : scores[expert] * scale;
+    out[p.top_k + j] = idle ? 0.0f : static_cast<float>(expert);
   }
 }
 

@@ -13,7 +13,7 @@ struct RouteParams {
   const float* logits = nullptr;  // [tokens, logits_stride]
   int logits_stride = 0;
   int tokens = 0;
-  int experts = 0;  // at most kMostRoutedExperts
+  int experts = 0;  // with the idle ones, at most kMostRoutedExperts
   int top_k = 0;
   bool sigmoid = false;                // else softmax over all experts
   const float* choice_bias = nullptr;  // [experts]; null: none
@@ -22,8 +22,12 @@ struct RouteParams {
   bool normalizes = true;
   float normalize_eps = 0;
   float scale = 1;
+  const float* expert_scale = nullptr;  // [experts]; null: all ones
+  int idle =
+      0;  // so many of the last choices are no experts; chosen, they are expert 0 of weight 0
   float* output = nullptr;  // [tokens, output_stride]: weights, then expert numbers as f32
   int output_stride = 0;
+  int* chosen = nullptr;  // [tokens * top_k], of LaunchRoute: the numbers again; null: none
 };
 
 void LaunchRoute(const RouteParams& params, cudaStream_t stream);

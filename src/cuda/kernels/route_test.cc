@@ -17,7 +17,8 @@ class RouteKernels : public KernelTest {
 
   // Expert numbers, then weights.
   static std::pair<std::vector<int>, std::vector<double>> Reference(
-      const RouteParams& p, const float* logits, const std::vector<float>& bias) {
+      const RouteParams& p, const float* logits, const std::vector<float>& bias,
+      const std::vector<float>& scales) {
     const auto count = static_cast<size_t>(p.experts);
     std::vector<double> scores;
     double all = 0;
@@ -52,17 +53,22 @@ class RouteKernels : public KernelTest {
         if (!kept[e / size]) choices[e] = 0;
       }
     }
-    const std::vector<int> chosen = largest(choices, p.top_k);
+    std::vector<int> chosen = largest(choices, p.top_k);
     double sum = p.normalize_eps;
     for (int e : chosen) sum += scores[static_cast<size_t>(e)];
     std::vector<double> weights;
-    for (int e : chosen) {
-      weights.push_back(p.scale * scores[static_cast<size_t>(e)] / (p.normalizes ? sum : 1));
+    for (int& e : chosen) {
+      const bool idle = e >= p.experts - p.idle;
+      const double score = idle ? 0 : scores[static_cast<size_t>(e)];
+      const double scale = scales.empty() ? p.scale : p.scale * scales[static_cast<size_t>(e)];
+      weights.push_back(scale * score / (p.normalizes ? sum : 1));
+      if (idle) e = 0;
     }
     return {chosen, weights};
   }
 
-  static void Check(RouteParams p, bool has_bias, std::vector<float> logits = {}) {
+  static void Check(RouteParams p, bool has_bias, std::vector<float> logits = {},
+                    bool has_scales = false) {
     Numbers numbers(static_cast<uint64_t>(p.experts));
     p.tokens = kTokens;
     p.logits_stride = p.experts + 3;
@@ -72,17 +78,22 @@ class RouteKernels : public KernelTest {
     }
     const std::vector<float> bias =
         has_bias ? numbers.Vector(static_cast<size_t>(p.experts), 0.4f) : std::vector<float>();
-    const DeviceArray<float> device_logits(logits), device_bias(has_bias ? bias : logits);
+    const std::vector<float> scales =
+        has_scales ? numbers.Vector(static_cast<size_t>(p.experts), 0.5f, 1) : std::vector<float>();
+    const DeviceArray<float> device_logits(logits), device_bias(has_bias ? bias : logits),
+        device_scales(has_scales ? scales : logits);
     const DeviceArray<float> output(static_cast<size_t>(kTokens * p.output_stride));
     p.logits = device_logits.data();
     if (has_bias) p.choice_bias = device_bias.data();
+    if (has_scales) p.expert_scale = device_scales.data();
     p.output = output.data();
     const Stream stream;
     LaunchRoute(p, stream.get());
     stream.Synchronize();
     const std::vector<float> found = output.Download();
     for (int token = 0; token < kTokens; ++token) {
-      const auto [chosen, weights] = Reference(p, logits.data() + token * p.logits_stride, bias);
+      const auto [chosen, weights] =
+          Reference(p, logits.data() + token * p.logits_stride, bias, scales);
       const float* row = found.data() + token * p.output_stride;
       for (int j = 0; j < p.top_k; ++j) {
         EXPECT_EQ(row[p.top_k + j], static_cast<float>(chosen[static_cast<size_t>(j)]))
@@ -114,6 +125,27 @@ TEST_F(RouteKernels, TheBiasChoosesAndDoesNotWeigh) {
     p.normalize_eps = 0.25f;
     p.scale = 2.5f;
     Check(p, true);
+  }
+}
+
+TEST_F(RouteKernels, ExpertsHaveScalesOfTheirOwn) {
+  RouteParams p;
+  p.experts = 40;
+  p.top_k = 5;
+  Check(p, false, {}, true);
+  p.normalizes = false;
+  Check(p, true, {}, true);
+}
+
+TEST_F(RouteKernels, IdleChoicesAreNoExperts) {
+  for (const bool sigmoid : {false, true}) {
+    RouteParams p;
+    p.experts = 12;
+    p.idle = 5;
+    p.top_k = 4;
+    p.sigmoid = sigmoid;
+    p.normalizes = sigmoid;
+    Check(p, true, {}, true);
   }
 }
 

@@ -1,0 +1,214 @@
+// RWKV-7's mixer and token shift against plain references. Runs where there is a CUDA device.
+#include "cuda/kernels/rwkv7.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cuda/kernels/ragged_runs_for_test.h"
+
+namespace adder::cuda::test {
+namespace {
+
+double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+struct Sizes {
+  int heads;
+  int head_dim;
+  bool value_mix;
+};
+
+class Rwkv7Kernels : public testing::TestWithParam<Sizes> {
+ protected:
+  void SetUp() override {
+    if (DeviceCount() == 0) GTEST_SKIP() << "there is no CUDA device";
+    heads_ = GetParam().heads;
+    dim_ = GetParam().head_dim;
+    inner_ = heads_ * dim_;
+    stride_ = inner_ + 4;
+    Numbers numbers(13);
+    const auto inner = static_cast<size_t>(inner_);
+    for (std::vector<float>& vector : vectors_) vector = numbers.Vector(inner, 0.6f, 0.7f);
+    for (int i = 0; i < 8; ++i) {
+      inputs_.push_back(numbers.Vector(static_cast<size_t>(kRaggedRows * stride_), 1.2f));
+    }
+    slots_ = numbers.Vector(static_cast<size_t>(4 * (kOffset + inner_ * dim_ + 5)), 0.5f);
+  }
+
+  RaggedResult Run(int at_a_time) const {
+    const DeviceArray<float> key_scale(vectors_[0]), key_rate(vectors_[1]), bonus(vectors_[2]),
+        weight(vectors_[3]), bias(vectors_[4]);
+    return RunRagged(inputs_, stride_, slots_, at_a_time,
+                     [&](const RaggedBatch& batch, const std::vector<const float*>& inputs,
+                         float* output, cudaStream_t stream) {
+                       Rwkv7Params p;
+                       p.heads = heads_;
+                       p.head_dim = dim_;
+                       p.key_scale = key_scale.data();
+                       p.key_rate = key_rate.data();
+                       p.bonus = bonus.data();
+                       p.norm_weight = weight.data();
+                       p.norm_bias = bias.data();
+                       p.norm_eps = 1e-3f;
+                       p.state_offset = kOffset;
+                       p.runs = batch.runs;
+                       p.run_count = batch.run_count;
+                       p.stride = stride_;
+                       p.r = inputs[0];
+                       p.k = inputs[1];
+                       p.v = inputs[2];
+                       p.decay = inputs[3];
+                       p.rate = inputs[4];
+                       p.gate = inputs[5];
+                       p.value_mix = GetParam().value_mix ? inputs[6] : nullptr;
+                       p.first_value = inputs[7];
+                       p.output = output;
+                       LaunchRwkv7(p, stream);
+                     });
+  }
+
+  static constexpr int kOffset = 64;
+  int heads_ = 0;
+  int dim_ = 0;
+  int inner_ = 0;
+  int stride_ = 0;
+  std::vector<float> vectors_[5];  // key_scale, key_rate, bonus, the norm's weight and bias
+  std::vector<std::vector<float>> inputs_;
+  std::vector<float> slots_;
+};
+
+TEST_P(Rwkv7Kernels, StepsMatchTheReference) {
+  const RaggedResult found = Run(1);
+  const size_t slot_floats = slots_.size() / 4;
+  const auto dim = static_cast<size_t>(dim_);
+  for (int sequence = 0; sequence < kRaggedSequences; ++sequence) {
+    for (int head = 0; head < heads_; ++head) {
+      const size_t slot = static_cast<size_t>(kRaggedSlots[sequence]) * slot_floats + kOffset +
+                          static_cast<size_t>(head) * dim * dim;
+      std::vector<double> state(slots_.begin() + static_cast<std::ptrdiff_t>(slot),
+                                slots_.begin() + static_cast<std::ptrdiff_t>(slot + dim * dim));
+      for (int token = 0; token < kRaggedTokens[sequence]; ++token) {
+        const int row = RaggedRow(sequence, token);
+        const auto input = [&](int which, size_t i) {
+          return static_cast<double>(inputs_[static_cast<size_t>(which)]
+                                            [static_cast<size_t>(row * stride_ + head * dim_) + i]);
+        };
+        const auto vector = [&](int which, size_t i) {
+          return static_cast<double>(vectors_[which][static_cast<size_t>(head * dim_) + i]);
+        };
+        std::vector<double> kappa, alpha, key, value, y(dim);
+        double squares = 0;
+        double own = 0;
+        for (size_t i = 0; i < dim; ++i) {
+          kappa.push_back(input(1, i) * vector(0, i));
+          squares += kappa[i] * kappa[i];
+          alpha.push_back(Sigmoid(input(4, i)));
+          key.push_back(input(1, i) * (1 + (alpha[i] - 1) * vector(1, i)));
+          own += input(0, i) * key[i] * vector(2, i);
+          value.push_back(input(2, i));
+          if (GetParam().value_mix) value[i] += Sigmoid(input(6, i)) * (input(7, i) - value[i]);
+        }
+        for (double& of : kappa) of /= std::max(std::sqrt(squares), 1e-7);
+        double mean = 0;
+        for (size_t c = 0; c < dim; ++c) {
+          double answer = 0;
+          for (size_t n = 0; n < dim; ++n) answer -= kappa[n] * state[n * dim + c];
+          for (size_t n = 0; n < dim; ++n) {
+            double& s = state[n * dim + c];
+            s = std::exp(-std::exp(-0.5) * Sigmoid(input(3, n))) * s +
+                alpha[n] * kappa[n] * answer + key[n] * value[c];
+            y[c] += input(0, n) * s;
+          }
+          mean += y[c] / dim_;
+        }
+        double variance = 1e-3;
+        for (double of : y) variance += (of - mean) * (of - mean) / dim_;
+        for (size_t c = 0; c < dim; ++c) {
+          const double normed = (y[c] - mean) / std::sqrt(variance) * vector(3, c) + vector(4, c);
+          const double expected = (normed + own * value[c]) * input(5, c);
+          const size_t at = static_cast<size_t>(row * stride_ + head * dim_) + c;
+          ASSERT_NEAR(found.output[at], expected, 5e-5 * (1 + std::abs(expected)))
+              << "sequence " << sequence << " token " << token << " head " << head << " dim " << c;
+        }
+      }
+      for (size_t i = 0; i < state.size(); ++i) {
+        ASSERT_NEAR(found.slots[slot + i], state[i], 2e-5 * (1 + std::abs(state[i])));
+      }
+    }
+  }
+}
+
+TEST_P(Rwkv7Kernels, RunsAreBitwiseTheSameAsSteps) {
+  ExpectRunsAreSteps([&](int tokens) { return Run(tokens); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, Rwkv7Kernels,
+                         testing::Values(Sizes{3, 64, true}, Sizes{2, 64, false},
+                                         Sizes{3, 24, true}, Sizes{2, 96, true}));
+
+class TokenShiftKernels : public KernelTest {
+ protected:
+  static constexpr int kOffset = 64;
+  static constexpr int kWidth = 300;
+  static constexpr int kParts = 3;
+  static constexpr int kInputStride = kWidth + 1;
+  static constexpr int kOutputStride = kParts * kWidth + 2;
+
+  RaggedResult Run(int at_a_time) const {
+    const DeviceArray<float> mix(mix_);
+    return RunRagged({input_}, kOutputStride, slots_, at_a_time,
+                     [&](const RaggedBatch& batch, const std::vector<const float*>& inputs,
+                         float* output, cudaStream_t stream) {
+                       TokenShiftParams p;
+                       p.width = kWidth;
+                       p.parts = kParts;
+                       p.mix = mix.data();
+                       p.state_offset = kOffset;
+                       p.runs = batch.runs;
+                       p.run_count = batch.run_count;
+                       p.rows = batch.rows;
+                       p.row_runs = batch.row_runs;
+                       p.input = inputs[0];
+                       p.input_stride = kInputStride;
+                       p.output = output;
+                       p.output_stride = kOutputStride;
+                       LaunchTokenShift(p, batch.most_tokens, stream);
+                     });
+  }
+
+  const std::vector<float> mix_ = Numbers(1).Vector(kParts * kWidth);
+  const std::vector<float> input_ = Numbers(2).Vector(kRaggedRows * kInputStride);
+  const std::vector<float> slots_ = Numbers(3).Vector(4 * (kOffset + kWidth + 3));
+};
+
+TEST_F(TokenShiftKernels, StepsMatchTheReference) {
+  const RaggedResult found = Run(1);
+  const size_t slot_floats = slots_.size() / 4;
+  for (int sequence = 0; sequence < kRaggedSequences; ++sequence) {
+    const float* previous =
+        slots_.data() + static_cast<size_t>(kRaggedSlots[sequence]) * slot_floats + kOffset;
+    for (int token = 0; token < kRaggedTokens[sequence]; ++token) {
+      const int row = RaggedRow(sequence, token);
+      const float* y = input_.data() + row * kInputStride;
+      for (int i = 0; i < kParts * kWidth; ++i) {
+        const int c = i % kWidth;
+        ASSERT_NEAR(found.output[static_cast<size_t>(row * kOutputStride + i)],
+                    y[c] + mix_[static_cast<size_t>(i)] * (previous[c] - y[c]), 1e-6)
+            << "sequence " << sequence << " token " << token << " element " << i;
+      }
+      previous = y;
+    }
+    for (int c = 0; c < kWidth; ++c) {
+      ASSERT_EQ(found.slots[static_cast<size_t>(kRaggedSlots[sequence]) * slot_floats + kOffset +
+                            static_cast<size_t>(c)],
+                previous[c]);
+    }
+  }
+}
+
+TEST_F(TokenShiftKernels, RunsAreBitwiseTheSameAsSteps) {
+  ExpectRunsAreSteps([&](int tokens) { return Run(tokens); });
+}
+
+}  // namespace
+}  // namespace adder::cuda::test

@@ -1,0 +1,313 @@
+// Ops of mixers that few families have, and of residuals with rules of their own: NarrowOps puts
+// each together from one kernel or two.
+#include "cuda/kernels/attention_place.h"
+#include "cuda/kernels/causal_conv.h"
+#include "cuda/kernels/head_mix.h"
+#include "cuda/kernels/lightning.h"
+#include "cuda/kernels/rg_lru.h"
+#include "cuda/kernels/rwkv7.h"
+#include "cuda/narrow_ops.h"
+#include "cuda/op_params.h"
+
+namespace adder::cuda {
+namespace {
+
+int Narrow(int64_t value) { return static_cast<int>(value); }
+
+}  // namespace
+
+// Of mixed_, per row.
+int64_t NarrowOps::MixedFloats(const Op& op) const {
+  if (const auto* lru = std::get_if<RgLruOp>(&op.body)) return 2 * lru->mixer.width;
+  if (const auto* latent = std::get_if<LatentAttentionOp>(&op.body)) {
+    return latent->mixer.heads * latent->mixer.key_dim();
+  }
+  return 0;
+}
+
+RowNorm NarrowOps::MakeRowNorm(const RmsNorm& norm) const {
+  RowNorm row;
+  row.used = true;
+  row.centered = norm.centered;
+  row.groups = Narrow(norm.groups);
+  row.eps = norm.eps;
+  row.weight = weights_.vector(norm.weight);
+  if (norm.weight != kNoId) {
+    const auto& weight = program_.weights->vectors[static_cast<size_t>(norm.weight)];
+    row.weight_size = static_cast<int>(weight.size());
+  }
+  row.bias = weights_.vector(norm.bias);
+  return row;
+}
+
+// Of all rows of the slice, over the input's width; the output may be wider.
+RowUpdateParams NarrowOps::UpdateParams(BufferId input, BufferId output) {
+  RowUpdateParams params;
+  params.input = Values(input);
+  params.input_stride = Stride(input);
+  params.rows = slice_.rows;
+  params.width = Width(input);
+  params.output = Values(output);
+  params.output_stride = Stride(output);
+  params.rounded_output = RoundedOutput(output);
+  params.rounded_stride = RoundedStride(output);
+  return params;
+}
+
+// normalized_ [tokens, as the op's input]: what the op's norm makes of `input`, of input_rows or of
+// the first rows.
+void NarrowOps::NormInput(const LinearOp& op, const float* input, int tokens,
+                          const int* input_rows) {
+  // The input's rounded copy is not needed: its place serves the normalised rows.
+  uint16_t* rounded = rounded_[static_cast<size_t>(op.input)];
+  rounded_fresh_[static_cast<size_t>(op.input)] = false;
+  if (op.norm->centered || op.norm->weight == kNoId) {
+    RowUpdateParams update;
+    update.input = input;
+    update.input_stride = update.output_stride = Stride(op.input);
+    update.input_rows = input_rows;
+    update.rows = tokens;
+    update.width = Width(op.input);
+    update.norm = MakeRowNorm(*op.norm);
+    update.output = normalized_;
+    update.rounded_output = rounded;
+    update.rounded_stride = RoundedStride(op.input);
+    LaunchRowUpdate(update, stream_.get());
+    return;
+  }
+  RmsNormParams norm = NormParams(*op.norm, op.input);
+  norm.input = input;
+  norm.rows = tokens;
+  norm.input_rows = input_rows;
+  norm.output = normalized_;
+  norm.rounded_output = rounded;
+  norm.rounded_stride = RoundedStride(op.input);
+  LaunchRmsNorm(norm, stream_.get());
+}
+
+void NarrowOps::Launch(const JoinOp& op) {
+  int column = 0;
+  for (const BufferId input : op.inputs) {
+    RowUpdateParams copy = UpdateParams(input, op.output);
+    copy.output += column;
+    if (copy.rounded_output != nullptr) copy.rounded_output += column;
+    column += copy.width;
+    LaunchRowUpdate(copy, stream_.get());
+  }
+}
+
+void NarrowOps::Launch(const NormAddOp& op) {
+  if (op.norm.centered) {
+    RowUpdateParams update = UpdateParams(op.input, op.output);
+    update.norm = MakeRowNorm(op.norm);
+    update.scale = op.scale;
+    update.keep = 1;
+    LaunchRowUpdate(update, stream_.get());
+    return;
+  }
+  RmsNormParams norm = NormParams(op.norm, op.input);
+  norm.epilogue = NormEpilogue::kAdd;
+  norm.scale = op.scale;
+  norm.output = Values(op.output);
+  norm.rounded_output = RoundedOutput(op.output);
+  norm.rounded_stride = RoundedStride(op.output);
+  LaunchRmsNorm(norm, stream_.get());
+}
+
+void NarrowOps::Launch(const UpdateOp& op) {
+  RowUpdateParams update = UpdateParams(op.input, op.output);
+  if (op.norm) update.norm = MakeRowNorm(*op.norm);
+  update.add_bias = weights_.vector(op.add_bias);
+  update.add_scale = weights_.vector(op.add_scale);
+  update.scale = op.scale;
+  update.keep = op.keep;
+  update.keep_bias = weights_.vector(op.keep_bias);
+  update.keep_scale = weights_.vector(op.keep_scale);
+  update.total = weights_.vector(op.total);
+  LaunchRowUpdate(update, stream_.get());
+}
+
+// All but the rounded output.
+CausalConvParams NarrowOps::ConvOf(const CausalConvOp& op) const {
+  CausalConvParams params = MixerParams(op, weights_, state_, slice_);
+  params.input = Values(op.input);
+  params.input_stride = Stride(op.input);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  return params;
+}
+
+void NarrowOps::Launch(const CausalConvOp& op) {
+  CausalConvParams params = ConvOf(op);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  LaunchCausalConv(params, slice_.most_tokens, stream_.get());
+}
+
+void NarrowOps::Launch(const HeadsLinearOp& op) {
+  LinearParams params = Params(op.input, std::nullopt, slice_.rows);
+  params.matrix = weights_.stack(op.matrices);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  LaunchHeadsLinear(params, static_cast<int>(op.matrices.size()), Narrow(op.step), stream_.get());
+}
+
+void NarrowOps::Launch(const HeadMixOp& op) {
+  const HeadMixing& mixing = *op.mixer.mixing;
+  HeadMixParams params;
+  params.heads = Narrow(op.mixer.heads);
+  params.kv_heads = Narrow(op.mixer.kv_heads);
+  params.head_dim = Narrow(op.mixer.head_dim);
+  params.taps = Narrow(mixing.taps);
+  params.group_taps = Narrow(mixing.group_taps);
+  params.conv_weight = weights_.vector(mixing.conv_weight);
+  params.conv_bias = weights_.vector(mixing.conv_bias);
+  params.group_weight = weights_.vector(mixing.group_weight);
+  params.group_bias = weights_.vector(mixing.group_bias);
+  params.conv_offset = state_.RecurrentOffset(op.conv_state);
+  params.value_offset = state_.RecurrentOffset(op.value_state);
+  params.runs = slice_.runs;
+  params.run_count = slice_.run_count;
+  params.rows = slice_.rows;
+  params.row_runs = slice_.row_runs;
+  params.input = Values(op.input);
+  params.output = Values(op.output);
+  params.stride = Stride(op.input);
+  LaunchHeadMix(params, slice_.most_tokens, stream_.get());
+}
+
+void NarrowOps::Launch(const LatentAttentionOp& op) {
+  const LatentAttention& m = op.mixer;
+  LatentPlaceParams place;
+  place.query = Values(op.query);
+  place.query_stride = Stride(op.query);
+  place.nope_dim = Narrow(m.nope_dim);
+  place.absorbed = Values(op.absorbed);
+  place.absorbed_stride = Stride(op.absorbed);
+  place.kv = Values(op.kv);
+  place.kv_stride = Stride(op.kv);
+  place.norm_weight = weights_.vector(m.kv_norm.weight);
+  place.norm_eps = m.kv_norm.eps;
+  AttentionParams& params = place.attention;
+  params = LatentParams(op, program_, weights_, state_, slice_);
+  params.qkv = mixed_;
+  params.qkv_stride = Narrow(m.heads * m.key_dim());
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  params.partial = partial_;
+  params.arrivals = counters_.as<unsigned>();
+  LaunchLatentPlace(place, stream_.get());
+  LaunchAttention(params, stream_.get());
+}
+
+void NarrowOps::Launch(const LightningOp& op) {
+  LightningParams params;
+  params.heads = Narrow(op.mixer.heads);
+  params.head_dim = Narrow(op.mixer.head_dim);
+  params.slopes = weights_.slopes(op.mixer);
+  params.state_offset = state_.RecurrentOffset(op.state);
+  params.runs = slice_.runs;
+  params.run_count = slice_.run_count;
+  params.qkv = Values(op.input);
+  params.qkv_stride = Stride(op.input);
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  LaunchLightning(params, stream_.get());
+  RowUpdateParams update = UpdateParams(op.output, op.output);
+  update.norm = MakeRowNorm(op.mixer.norm);
+  LaunchRowUpdate(update, stream_.get());
+}
+
+void NarrowOps::Launch(const TokenShiftOp& op) {
+  TokenShiftParams params;
+  params.input = Values(op.input);
+  params.input_stride = Stride(op.input);
+  if (op.norm) {
+    RowUpdateParams update;
+    update.input = params.input;
+    update.input_stride = update.output_stride = params.input_stride;
+    update.rows = slice_.rows;
+    update.width = Width(op.input);
+    update.norm = MakeRowNorm(*op.norm);
+    update.output = normalized_;
+    LaunchRowUpdate(update, stream_.get());
+    params.input = normalized_;
+  }
+  params.width = Width(op.input);
+  params.parts = Narrow(op.parts);
+  params.mix = weights_.vector(op.mix);
+  params.state_offset = state_.RecurrentOffset(op.state);
+  params.runs = slice_.runs;
+  params.run_count = slice_.run_count;
+  params.rows = slice_.rows;
+  params.row_runs = slice_.row_runs;
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  LaunchTokenShift(params, slice_.most_tokens, stream_.get());
+}
+
+void NarrowOps::Launch(const RgLruOp& op) {
+  const RgLru& m = op.mixer;
+  RgLruParams params;
+  params.width = Narrow(m.width);
+  params.block = Narrow(m.block());
+  params.decay_scale = m.decay_scale;
+  params.gate_activation = m.gate_activation;
+  params.input_weight = weights_.vector(m.input_weight);
+  params.input_bias = weights_.vector(m.input_bias);
+  params.recurrent_weight = weights_.vector(m.recurrent_weight);
+  params.recurrent_bias = weights_.vector(m.recurrent_bias);
+  params.decay = weights_.vector(m.decay);
+  params.state_offset = state_.RecurrentOffset(op.state);
+  params.runs = slice_.runs;
+  params.run_count = slice_.run_count;
+  params.rows = slice_.rows;
+  params.row_runs = slice_.row_runs;
+  params.x = Values(op.convolved);
+  params.x_stride = Stride(op.convolved);
+  params.y = Values(op.projected) + m.width;
+  params.y_stride = Stride(op.projected);
+  params.gates = mixed_;
+  params.output = Values(op.output);
+  params.output_stride = Stride(op.output);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  LaunchRgLru(params, slice_.most_tokens, stream_.get());
+}
+
+void NarrowOps::Launch(const Rwkv7Op& op) {
+  const Rwkv7& m = op.mixer;
+  Rwkv7Params params;
+  params.heads = Narrow(m.heads);
+  params.head_dim = Narrow(m.head_dim);
+  params.key_scale = weights_.vector(m.key_scale);
+  params.key_rate = weights_.vector(m.key_rate);
+  params.bonus = weights_.vector(m.bonus);
+  params.norm_weight = weights_.vector(m.norm.weight);
+  params.norm_bias = weights_.vector(m.norm.bias);
+  params.norm_eps = m.norm.eps;
+  params.state_offset = state_.RecurrentOffset(op.state);
+  params.runs = slice_.runs;
+  params.run_count = slice_.run_count;
+  params.stride = Stride(op.output);
+  params.r = Values(op.r);
+  params.k = Values(op.k);
+  params.v = Values(op.v);
+  params.decay = Values(op.decay);
+  params.rate = Values(op.rate);
+  params.gate = Values(op.gate);
+  if (op.value_mix != kNoId) {
+    params.value_mix = Values(op.value_mix);
+    params.first_value = Values(op.first_value);
+  }
+  params.output = Values(op.output);
+  params.rounded_output = RoundedOutput(op.output);
+  params.rounded_output_stride = RoundedStride(op.output);
+  LaunchRwkv7(params, stream_.get());
+}
+
+}  // namespace adder::cuda
