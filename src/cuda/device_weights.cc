@@ -95,7 +95,8 @@ DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
     if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
       Collect({embed->embedding}, false);
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      Collect({linear->linear.weight}, linear->epilogue == Epilogue::kGated);
+      Collect({linear->linear.weight}, linear->epilogue == Epilogue::kGated &&
+                                           (!NeedsFinish(*linear) || GatesRowsAlone(*linear)));
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       Collect({router->router.weight}, false);
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {

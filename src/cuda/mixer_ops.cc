@@ -129,7 +129,7 @@ void NarrowOps::Launch(const UpdateOp& op) {
 
 // All but the rounded output.
 CausalConvParams NarrowOps::ConvOf(const CausalConvOp& op) const {
-  CausalConvParams params = ConvParams(op, weights_, state_, slice_);
+  CausalConvParams params = MixerParams(op, weights_, state_, slice_);
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   params.output = Values(op.output);

@@ -29,7 +29,7 @@ void NarrowOps::Launch(const GatedDeltaOp& op) {
     LaunchGatedDeltaScan(params, stream_.get());
     return;
   }
-  const CausalConvParams conv = ConvParams(*joined_conv_, weights_, state_, slice_);
+  const CausalConvParams conv = MixerParams(*joined_conv_, weights_, state_, slice_);
   params.d_conv = conv.d_conv;
   params.conv_weight = conv.weight;
   params.conv_bias = conv.bias;

@@ -105,9 +105,9 @@ void NarrowOps::AllocateBuffers() {
   size_t partial = 0;
   size_t scores = 0;
   size_t normalized = 0;
+  size_t products = 0;
   size_t steps = 0;
   size_t mixed = 0;
-  size_t products = 0;
   size_t counters = rows;
   for (const Op& op : program_.ops) {
     mixed = std::max(mixed, rows * static_cast<size_t>(MixedFloats(op)));
@@ -132,9 +132,6 @@ void NarrowOps::AllocateBuffers() {
       const int choices = weights_.matrix(router->router.weight).rows;
       scores = std::max(scores, rows * static_cast<size_t>(StrideOf(choices)));
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (linear->norm && NormsApart(*linear->norm)) {
-        normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
-      }
       if (linear->norm && NormsApart(*linear->norm)) {
         normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
       }
@@ -256,8 +253,9 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
     params.output = Values(op.output);
     params.output_stride = Stride(op.output);
   }
+  // Gates of rows come behind the epilogue.
+  if (!finishes || GatesRowsAlone(op)) SetEpilogue(op, params);
   if (!finishes) {
-    SetEpilogue(op, params);
     params.rounded_output = RoundedOutput(op.output);
     params.rounded_output_stride = RoundedStride(op.output);
   }
@@ -279,15 +277,17 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   shape.unpacked = tiled_weights_.Find(params.matrix, params.norm_weight);
   LaunchLinear(params, shape, stream_.get());
   if (!finishes) return;
-  FinishParams finish;
-  finish.rows = tokens;
-  finish.width = Width(op.output);
-  finish.output = Values(op.output);
-  finish.output_stride = Stride(op.output);
-  finish.rounded_output = RoundedOutput(op.output);
-  finish.rounded_output_stride = RoundedStride(op.output);
+  FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows, 1);
   finish.products = params.output;
   finish.products_stride = params.output_stride;
+  if (op.row_gate != kNoId) {
+    finish.row_gate = Values(op.row_gate);
+    finish.row_gate_stride = Stride(op.row_gate);
+  }
+  if (GatesRowsAlone(op)) {
+    LaunchFinish(finish, stream_.get());
+    return;
+  }
   finish.input_scale = op.linear.input_scale;
   finish.bias = weights_.vector(op.linear.bias);
   int end = 0;
@@ -299,10 +299,6 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   finish.gated = op.epilogue == Epilogue::kGated;
   finish.activates = op.epilogue == Epilogue::kActivate;
   finish.activation = op.activation;
-  if (op.row_gate != kNoId) {
-    finish.row_gate = Values(op.row_gate);
-    finish.row_gate_stride = Stride(op.row_gate);
-  }
   if (op.addend != kNoId) {
     finish.addend = Values(op.addend);
     finish.addend_stride = Stride(op.addend);
@@ -315,6 +311,21 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   finish.cap = op.cap;
   finish.adds = op.epilogue == Epilogue::kAdd;
   LaunchFinish(finish, stream_.get());
+}
+
+// What becomes of products_, which hold `parts` parts of `product_rows` rows of a matrix per token.
+FinishParams NarrowOps::FinishOf(BufferId output, int rows, int product_rows, int parts) {
+  FinishParams finish;
+  finish.products = products_;
+  finish.products_stride = StrideOf(product_rows * parts);
+  finish.rows = rows;
+  finish.parts = parts;
+  finish.width = Width(output) / parts;
+  finish.output = Values(output);
+  finish.output_stride = Stride(output);
+  finish.rounded_output = RoundedOutput(output);
+  finish.rounded_output_stride = RoundedStride(output);
+  return finish;
 }
 
 void NarrowOps::SetEpilogue(const LinearOp& op, LinearParams& params) const {

@@ -50,7 +50,7 @@ void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
 
 // Whether it is a product alone, and an epilogue.
 bool NarrowOps::IsPlain(const LinearOp& op) {
-  return op.linear.bias == kNoId && !op.linear.scaled() && !NeedsFinish(op);
+  return op.linear.bias == kNoId && !op.linear.scaled() && op.input_begin == -1 && !NeedsFinish(op);
 }
 bool NarrowOps::SharesGates(const ExpertGateUpOp& gate_up, const LinearOp& shared) const {
   return IsPlain(shared) &&
@@ -114,7 +114,7 @@ void NarrowOps::FindGatedShared() {
     const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[i].body);
     const LinearOp* gate = linear(i + 1);
     const LinearOp* shared = linear(i + 2);
-    if (gate_up == nullptr || gate == nullptr || shared == nullptr || shared->row_gate == kNoId ||
+    if (gate_up == nullptr || gate == nullptr || shared == nullptr || !GatesRowsAlone(*shared) ||
         shared->row_gate != gate->output) {
       continue;
     }

@@ -114,8 +114,8 @@ CausalConvParams ConvSizes(const CausalConvOp& op) {
   return params;
 }
 
-CausalConvParams ConvParams(const CausalConvOp& op, const DeviceWeights& weights,
-                            const DeviceState& state, const Slice& slice) {
+CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
+                             const DeviceState& state, const Slice& slice) {
   CausalConvParams params = ConvSizes(op);
   params.weight = weights.vector(op.weight);
   params.bias = weights.vector(op.bias);

@@ -42,8 +42,8 @@ void PlaceInputs(const GatedDeltaOp& op, const Program& program, Values values,
 // The sizes alone.
 CausalConvParams ConvSizes(const CausalConvOp& op);
 // All but the activations.
-CausalConvParams ConvParams(const CausalConvOp& op, const DeviceWeights& weights,
-                            const DeviceState& state, const Slice& slice);
+CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
+                             const DeviceState& state, const Slice& slice);
 // A router's rule, without what is of the slice.
 RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights);
 // All but the activations and scratch.

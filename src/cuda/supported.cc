@@ -50,6 +50,9 @@ struct Unsupported {
                "interleaved rotary embedding, or keys that are shared or values";
       }
     }
+    if (m.output_gate && (!m.owns_kv() || m.values_from_keys)) {
+      return "attention with an output gate whose values are keys or another layer's";
+    }
     return {};
   }
   std::string operator()(const HeadMixOp& op) const {
@@ -156,8 +159,13 @@ bool NeedsFinish(const LinearOp& op) {
   return op.row_gate != kNoId || op.addend != kNoId || op.factor != kNoId || op.cap > 0;
 }
 
+bool GatesRowsAlone(const LinearOp& op) {
+  return op.row_gate != kNoId && op.addend == kNoId && op.factor == kNoId && op.cap == 0;
+}
+
 bool FinishesApart(const LinearOp& op) {
-  return NeedsFinish(op) && (op.epilogue == Epilogue::kGated || op.epilogue == Epilogue::kAdd);
+  return NeedsFinish(op) && !GatesRowsAlone(op) &&
+         (op.epilogue == Epilogue::kGated || op.epilogue == Epilogue::kAdd);
 }
 
 bool NormsApart(const RmsNorm& norm) {
@@ -165,6 +173,7 @@ bool NormsApart(const RmsNorm& norm) {
 }
 
 bool NeedsRule(const LinearOp& op) {
+  if (NeedsFinish(op) && !GatesRowsAlone(op)) return false;
   switch (op.epilogue) {
     case Epilogue::kGated:
       return op.activation != Activation::kSilu || op.linear.scaled();

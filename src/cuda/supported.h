@@ -15,6 +15,8 @@ inline constexpr bool kHasKernels = true;
 // Whether the results of an op's matrix need a pass of their own, over which their rows' gates come
 // (kernels/linear_finish.h).
 bool NeedsFinish(const LinearOp& op);
+// Whether that is all of it: the epilogue comes before, as of other ops.
+bool GatesRowsAlone(const LinearOp& op);
 // Whether the products then need a place of their own: they are wider than the output, or added to
 // it.
 bool FinishesApart(const LinearOp& op);

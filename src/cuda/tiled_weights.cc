@@ -2,6 +2,7 @@
 
 #include "cuda/cuda_call.h"
 #include "cuda/kernels/unpacked_linear.h"
+#include "cuda/supported.h"
 
 namespace adder::cuda {
 
@@ -20,8 +21,7 @@ void TiledWeights::Make(const Stream& stream) {
     const auto* linear = std::get_if<LinearOp>(&op.body);
     if (linear == nullptr) continue;
     const PackedMatrix& matrix = weights_.matrix(linear->linear.weight);
-    // Rows of norms with several groups are normed before the matrix reads them.
-    const bool folds = linear->norm && linear->norm->groups == 1;
+    const bool folds = linear->norm && !NormsApart(*linear->norm);
     const float* norm_weight = folds ? weights_.vector(linear->norm->weight) : nullptr;
     if (!CanUnpack(matrix) || !offsets_.emplace(Key(matrix.data, norm_weight), bytes).second) {
       continue;

@@ -67,6 +67,8 @@ bool WideOps::Support(const Program& program) {
       if (!GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) return false;
       // Gates are read two at a time.
       if (!m.gate_proj && (m.in_proj_rows() - m.values()) % 2 != 0) return false;
+    } else if (const auto* added = std::get_if<NormAddOp>(&op.body)) {
+      if (added->norm.centered || added->norm.weight == kNoId) return false;
     } else if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
       if (embed->norm) return false;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
@@ -76,8 +78,10 @@ bool WideOps::Support(const Program& program) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (NeedsFinish(*linear) || linear->input_begin != -1) return false;
-      if (NeedsRule(*linear) && linear->epilogue == Epilogue::kAdd) return false;
+      if ((NeedsFinish(*linear) && !GatesRowsAlone(*linear)) || linear->input_begin != -1)
+        return false;
+      const bool refused = linear->epilogue == Epilogue::kAdd || linear->row_gate != kNoId;
+      if (NeedsRule(*linear) && refused) return false;
       if (linear->norm && (linear->norm->centered || linear->norm->weight == kNoId)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
       // Norms read groups four values at a time.
@@ -362,6 +366,21 @@ void WideOps::LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows) {
   LaunchRuledRows(ruled, stream_.get());
 }
 
+void WideOps::Launch(const CausalConvOp& op, const Slice& slice) {
+  CausalConvParams params = MixerParams(op, weights_, state_, slice);
+  params.input = Values(op.input);
+  params.input_stride = Stride(op.input);
+  if (ConvPiecesSupport(params)) {
+    params.rounded_output = reinterpret_cast<uint16_t*>(Bf16Values(op.output));
+    params.rounded_output_stride = Bf16Stride(Width(op.output));
+    LaunchCausalConvPieces(params, slice.pieces, slice.piece_count, stream_.get());
+    return;
+  }
+  params.output = F32Values(op.output);
+  params.output_stride = Stride(op.output);
+  LaunchCausalConv(params, slice.most_tokens, stream_.get());
+}
+
 void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
   Mamba2ChunkParams params;
   params.mixer = MixerParams(op, weights_, state_, slice);
@@ -393,21 +412,6 @@ void WideOps::Launch(const NormAddOp& op, const Slice& slice) {
   params.scale = op.scale;
   params.output = F32Values(op.output);
   LaunchRmsNorm(params, stream_.get());
-}
-
-void WideOps::Launch(const CausalConvOp& op, const Slice& slice) {
-  CausalConvParams params = ConvParams(op, weights_, state_, slice);
-  params.input = Values(op.input);
-  params.input_stride = Stride(op.input);
-  if (ConvPiecesSupport(params)) {
-    params.rounded_output = reinterpret_cast<uint16_t*>(Bf16Values(op.output));
-    params.rounded_output_stride = Bf16Stride(Width(op.output));
-    LaunchCausalConvPieces(params, slice.pieces, slice.piece_count, stream_.get());
-  } else {
-    params.output = F32Values(op.output);
-    params.output_stride = Stride(op.output);
-    LaunchCausalConv(params, slice.most_tokens, stream_.get());
-  }
 }
 
 void WideOps::Launch(const GatedDeltaOp& op, const Slice& slice) {

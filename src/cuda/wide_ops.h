@@ -33,8 +33,8 @@ struct WideLimits {
 template <class Body>
 inline constexpr bool kHasWideKernels =
     std::is_same_v<Body, EmbedOp> || std::is_same_v<Body, LinearOp> ||
-    std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, NormAddOp> ||
-    std::is_same_v<Body, GatedDeltaOp> || std::is_same_v<Body, CausalConvOp> ||
+    std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, CausalConvOp> ||
+    std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, GatedDeltaOp> ||
     std::is_same_v<Body, AttentionOp> || std::is_same_v<Body, RouterOp> ||
     std::is_same_v<Body, ExpertGateUpOp> || std::is_same_v<Body, ExpertDownOp>;
 

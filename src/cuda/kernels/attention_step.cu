@@ -161,7 +161,7 @@ int SharedFloats(int heads, int head_dim, int cluster, bool normed, bool pairs) 
 }
 
 // kChunks: what a warp has of head_dim, in units of 64, rounded up. kTeam: warps of a team.
-// kNormed: heads of q or of k are normed.
+// kNormed: heads of q or of k are normed, or there is an output gate; most models have neither.
 template <int kChunks, int kTeam, bool kNormed>
 __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTeam)
     AttentionStepKernel(const __grid_constant__ AttentionParams p, const Spread spread) {
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
   PdlWait();
   PdlTrigger();
   // What the end needs: on its way to the first cache meanwhile.
-  if (p.output_gate && rank == 0) {
+  if (kNormed && p.output_gate && rank == 0) {
     const float* gates = qkv + (p.heads + 2 * p.kv_heads + first_head) * head_dim;
     for (int i = static_cast<int>(threadIdx.x) * 32; i < heads * head_dim; i += kThreads * 32) {
       asm volatile("prefetch.global.L1 [%0];" ::"l"(gates + i));
@@ -506,7 +506,7 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
   const auto put = [&](int h, int d, const Merged& merged) {
     const float scale = __fdividef(1.0f, merged.sum);
     float2 value = make_float2(merged.values.x * scale, merged.values.y * scale);
-    if (p.output_gate) {
+    if (kNormed && p.output_gate) {
       const int at = (first_head + h) * head_dim + d;
       value.x *= OutputGate(p, run.row, at);
       value.y *= OutputGate(p, run.row, at + 1);
@@ -582,7 +582,8 @@ bool NormsWholeHeads(const AttentionParams& p) {
 }
 
 void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream) {
-  const bool normed = params.q_norm.weight != nullptr || params.k_norm.weight != nullptr;
+  const bool normed =
+      params.q_norm.weight != nullptr || params.k_norm.weight != nullptr || params.output_gate;
   Spread spread = {};
   spread.group = params.heads / params.kv_heads;
   spread.owners = (spread.group + kMostHeads - 1) / kMostHeads;

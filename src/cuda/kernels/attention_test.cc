@@ -38,16 +38,17 @@ struct Sizes {
   int rotary_dim;  // 0: no rotation
   bool bf16;
   Norms norms = Norms::kNone;
-  bool gate = false;
   int window = 0;
   Values values = Values::kOwn;
   bool interleaved = false;
+  bool gate = false;
 };
 std::ostream& operator<<(std::ostream& out, const Sizes& s) {
   return out << s.heads << "/" << s.kv_heads << " heads of " << s.head_dim << ", rotary "
              << s.rotary_dim << (s.bf16 ? ", bf16" : ", f32") << ", norms "
-             << static_cast<int>(s.norms) << (s.gate ? ", gate" : "") << ", window " << s.window
-             << ", values " << static_cast<int>(s.values) << (s.interleaved ? ", interleaved" : "");
+             << static_cast<int>(s.norms) << ", window " << s.window << ", values "
+             << static_cast<int>(s.values) << (s.interleaved ? ", interleaved" : "")
+             << (s.gate ? ", gate" : "");
 }
 
 constexpr int kPagePositions = 64;
@@ -226,6 +227,7 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
                      pages[Element(row, at, kv_head, dim, true)];
           }
           const int gate = (s.heads + 2 * s.kv_heads + head) * s.head_dim + dim;
+          const float* values = qkv_.data() + row * static_cast<size_t>(width_);
           output.push_back(value / sum /
                            (s.gate ? 1 + std::exp(-static_cast<double>(values[gate])) : 1));
         }
@@ -380,9 +382,9 @@ INSTANTIATE_TEST_SUITE_P(
         Sizes{4, 2, 80, 80, true, Norms::kKeys}, Sizes{4, 2, 128, 64, true, Norms::kHeadsAfter},
         Sizes{6, 3, 24, 16, false, Norms::kHeadsAfter},
         Sizes{4, 2, 40, 32, true, Norms::kKeysAfter}, Sizes{4, 1, 256, 64, false, Norms::kHeads},
-        Sizes{8, 2, 256, 64, true, Norms::kHeads, true},
-        Sizes{14, 2, 64, 64, true, Norms::kNone, true},
-        Sizes{6, 2, 24, 16, false, Norms::kHeads, true}));
+        Sizes{8, 2, 256, 64, true, Norms::kHeads, 0, Values::kOwn, false, true},
+        Sizes{14, 2, 64, 64, true, Norms::kNone, 0, Values::kOwn, false, true},
+        Sizes{6, 2, 24, 16, false, Norms::kHeads, 0, Values::kOwn, false, true}));
 
 }  // namespace
 }  // namespace adder::cuda
