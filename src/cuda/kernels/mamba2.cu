@@ -50,8 +50,19 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   float* states = StateOf(p, place, run.recurrent);
   float4 state[kRows];
   LoadState<kVector>(state, states, p, place);
-  GroupValues<kTaps> group;
-  group.Load(p, ring, d_conv, channels, place, run.position);
+  const int row = place.warp * kWarpRows + place.lane;  // whose B and C this lane convolves
+  const bool has_row = row < p.d_state;
+  const int b_channel = BChannel(p, place, row);
+  const int c_channel = b_channel + p.groups * p.d_state;
+  ConvStep<kTaps> conv_b;
+  ConvStep<kTaps> conv_c;
+  float b_bias = 0;
+  float c_bias = 0;
+  if (has_row) {
+    conv_b.Load(p.conv_weight, ring, d_conv, channels, b_channel, run.position);
+    conv_c.Load(p.conv_weight, ring, d_conv, channels, c_channel, run.position);
+    if (p.conv_bias != nullptr) b_bias = p.conv_bias[b_channel], c_bias = p.conv_bias[c_channel];
+  }
   HeadValues<kTaps> head;
   head.Load(p, ring, d_conv, channels, place, run.position);
   const float* projected = p.projected + static_cast<long long>(run.row) * p.projected_stride;
@@ -68,11 +79,16 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 
   if constexpr (!kBeside) PdlWait();
   PdlTrigger();
-  group.LoadInputs(projected + inner);
+  const float b_input = has_row ? projected[inner + b_channel] : 0.0f;
+  const float c_input = has_row ? projected[inner + c_channel] : 0.0f;
   head.LoadInputs(projected, inner, channels, place);
   OfWarp& mine = of_warps[place.warp];
-  group.Apply(d_conv, mine.b + place.lane, mine.c + place.lane);
-  if (d_conv > 1 && place.writes_group) group.StoreInputs(newest);
+  mine.b[place.lane] = has_row ? MixerSilu(conv_b.Apply(b_bias, b_input, d_conv)) : 0.0f;
+  mine.c[place.lane] = has_row ? MixerSilu(conv_c.Apply(c_bias, c_input, d_conv)) : 0.0f;
+  if (d_conv > 1 && place.writes_group && has_row) {
+    newest[b_channel] = b_input;
+    newest[c_channel] = c_input;
+  }
   const StepSize step = MakeStep(p, head.dt_bias, head.a, head.dt_input);
   const float x = place.has_x ? MixerSilu(head.conv.Apply(head.bias, head.input, d_conv)) : 0.0f;
   mine.x[place.lane] = x;

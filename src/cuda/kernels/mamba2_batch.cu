@@ -27,7 +27,8 @@ namespace adder::cuda {
 namespace {
 
 constexpr int kStages = 3;
-constexpr int kMostBlocksPerMultiprocessor = 3;
+// As measured on an H200; fewer leave room for the matrices of another half of a large batch.
+constexpr int MostBlocksPerMultiprocessor(int runs) { return runs < 64 ? 4 : 3; }
 // Of state, for a block: with less, the time before its first state counts; with more, blocks work
 // far from one another, which memory does not like.
 constexpr int kBlockBytes = 128 * 1024;
@@ -202,7 +203,7 @@ int PiecesOf(const Mamba2Params& p) {
   const auto blocks_at_once = [&](int ring_heads) {
     const size_t shared = SharedBytes(WarpsOf(p), ring_heads * PartsOfHead(p));
     return p.multiprocessors * std::clamp(DeviceSharedBytes() / static_cast<int>(shared), 1,
-                                          kMostBlocksPerMultiprocessor);
+                                          MostBlocksPerMultiprocessor(p.run_count));
   };
   if (heads * groups <= blocks_at_once(1)) return heads;
   // Whole turns of the device, so that all multiprocessors end together.
