@@ -240,6 +240,11 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
     params.rounded_output_stride = RoundedStride(op.output);
   }
   const LinearShape shape = Shape();
+  if (op.norm && op.norm->groups > 1 && tokens == 1 && input_rows == nullptr &&
+      params.epilogue == LinearEpilogue::kAdd && params.bias == nullptr &&
+      CanGroup(params.matrix, Narrow(op.norm->groups), shape)) {
+    return LaunchGroupedLinear(params, Narrow(op.norm->groups), shape, stream_.get());
+  }
   if (op.norm && op.norm->groups > 1) {
     RmsNormParams norm = NormParams(*op.norm, op.input);
     norm.input = params.input;

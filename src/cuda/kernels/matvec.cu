@@ -48,6 +48,7 @@ void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Exper
     case Experts::kNone:
     case Experts::kPair:
     case Experts::kConvolved:
+    case Experts::kGrouped:
       break;
   }
   switch (linear.epilogue) {
