@@ -22,7 +22,7 @@
 // expert's input, begin on 16-byte boundaries.
 #pragma once
 
-#include "cuda/kernels/conv_step.cuh"
+#include "cuda/kernels/convolved_pair.cuh"
 #include "cuda/kernels/expert_choice.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
@@ -46,9 +46,6 @@ enum class Walk {
   kLoop,    // all of one tile, through a ring
   kStream,  // all of many tiles, through a ring
 };
-
-// Taps of the convolution of kConvolved.
-constexpr int kConvolvedTaps = 3;
 
 struct MatvecParams {
   LinearParams linear;
@@ -94,40 +91,6 @@ struct MatvecParams {
 __device__ __forceinline__ int Quotient(int value, int reciprocal) {
   return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
 }
-
-// Two neighbouring channels of a convolution with gates. Load is for what earlier steps wrote.
-struct ConvolvedPair {
-  ConvStep<kConvolvedTaps> first;
-  ConvStep<kConvolvedTaps> second;
-  float2 bias;
-
-  __device__ __forceinline__ void Load(const CausalConvParams& p, const SequenceRun& run,
-                                       int channel) {
-    bias = make_float2(0, 0);
-    if (channel >= p.channels) return;
-    const float* ring = run.recurrent + p.conv_offset;
-    first.Load(p.weight, ring, kConvolvedTaps, p.channels, channel, run.position);
-    second.Load(p.weight, ring, kConvolvedTaps, p.channels, channel + 1, run.position);
-    if (p.bias != nullptr) bias = *reinterpret_cast<const float2*>(p.bias + channel);
-  }
-  // Their results; `writes`: puts the newest inputs into the window.
-  __device__ __forceinline__ float2 Apply(const CausalConvParams& p, const SequenceRun& run,
-                                          int channel, bool writes) const {
-    if (channel >= p.channels) return make_float2(0, 0);
-    const float* row = p.input + static_cast<long long>(run.row) * p.input_stride + channel;
-    const float2 x = *reinterpret_cast<const float2*>(row + p.x);
-    const float2 before = *reinterpret_cast<const float2*>(row + p.gate_before);
-    const float2 after = *reinterpret_cast<const float2*>(row + p.gate_after);
-    const float2 newest = make_float2(x.x * before.x, x.y * before.y);
-    if (writes) {
-      float* ring = run.recurrent + p.conv_offset;
-      *reinterpret_cast<float2*>(ring + run.position % kConvolvedTaps * p.channels + channel) =
-          newest;
-    }
-    return make_float2(after.x * first.Apply(bias.x, newest.x, kConvolvedTaps),
-                       after.y * second.Apply(bias.y, newest.y, kConvolvedTaps));
-  }
-};
 
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
