@@ -263,6 +263,12 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   const int begin = op.input_begin == -1 ? 0 : Narrow(op.input_begin);
   // Only the exact kernel reads rows from any place on.
   if (begin % 8 != 0) shape.batch_invariant = true;
+  if (op.norm && op.norm->groups > 1 && !op.norm->centered && !finishes && begin == 0 &&
+      tokens == 1 && input_rows == nullptr && params.epilogue == LinearEpilogue::kAdd &&
+      params.bias == nullptr && params.norm_weight != nullptr &&
+      CanGroup(params.matrix, Narrow(op.norm->groups), shape)) {
+    return LaunchGroupedLinear(params, Narrow(op.norm->groups), shape, stream_.get());
+  }
   if (op.norm && NormsApart(*op.norm)) {
     NormInput(op, input, tokens, input_rows);
     params.input = normalized_;

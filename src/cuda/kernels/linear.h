@@ -62,7 +62,8 @@ struct LinearParams {
 // two matrices that read the same token, the second in the place of the shared expert. kConvolved:
 // none either; what the matrix reads is made by a convolution with gates in the same launch.
 // kHeads: all matrices of a stack, each with its own part of the input (LaunchHeadsLinear).
-enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kPair, kConvolved, kHeads };
+// kGrouped: none; the norm of what it reads is one in groups.
+enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kPair, kConvolved, kHeads, kGrouped };
 
 // Chosen experts' matrices from one stack.
 struct ExpertParams {
@@ -127,6 +128,13 @@ bool CanConvolve(const PackedMatrix& matrix, const CausalConvParams& conv,
 // launch; the conv's output is not written. No bias of the matrix, no norm.
 void LaunchConvolvedLinear(const LinearParams& linear, const CausalConvParams& conv,
                            const LinearShape& shape, cudaStream_t stream);
+
+// Whether LaunchGroupedLinear takes them: quantised weights, groups of whole chunks.
+bool CanGroup(const PackedMatrix& matrix, int groups, const LinearShape& shape);
+// As LaunchLinear with kAdd of one token, whose norm takes its mean over each of `groups` equal
+// parts of the row. No bias.
+void LaunchGroupedLinear(const LinearParams& linear, int groups, const LinearShape& shape,
+                         cudaStream_t stream);
 
 // Whether LaunchLinearPair takes these two matrices.
 bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const LinearShape& shape);

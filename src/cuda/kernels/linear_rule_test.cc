@@ -385,6 +385,51 @@ TEST_P(LinearRules, ConvolutionInTheSameLaunch) {
   EXPECT_EQ(device_slot.Download(), expected_slot);
 }
 
+// The mean of the norm is taken over parts of the row.
+TEST_P(LinearRules, NormInGroups) {
+  constexpr int kCols = 768;
+  constexpr int kRows = 40;
+  constexpr int kGroups = 3;
+  const Matrices matrix(GetParam(), 1, kRows, kCols, false, 71);
+  if (!CanGroup(matrix.view, kGroups, OnDevice(false))) {
+    EXPECT_EQ(GetParam().bits, 0);
+    return;
+  }
+  Numbers numbers(72);
+  std::vector<float> input = numbers.Vector(kCols);
+  for (size_t i = 0; i < kCols / kGroups; ++i) input[i] *= 5;
+  const std::vector<float> norm = numbers.Vector(kCols, 0.5f, 0.7f);
+  const std::vector<float> residual = numbers.Vector(kRows);
+  const DeviceArray<float> device_input(input), device_norm(norm), output(residual);
+  LinearParams p;
+  p.matrix = matrix.view;
+  p.input = device_input.data();
+  p.input_stride = kCols;
+  p.tokens = 1;
+  p.norm_weight = device_norm.data();
+  p.norm_eps = 1e-3f;
+  p.epilogue = LinearEpilogue::kAdd;
+  p.scale = 0.5f;
+  p.output = output.data();
+  p.output_stride = kRows;
+  const Stream stream;
+  LaunchGroupedLinear(p, kGroups, OnDevice(false), stream.get());
+  stream.Synchronize();
+  double squares[kGroups] = {};
+  for (size_t c = 0; c < kCols; ++c) squares[c * kGroups / kCols] += double{input[c]} * input[c];
+  std::vector<double> expected;
+  for (int row = 0; row < kRows; ++row) {
+    double sum = 0;
+    for (int col = 0; col < kCols; ++col) {
+      const auto c = static_cast<size_t>(col);
+      sum += matrix.at(0, row, col) * input[c] * norm[c] /
+             std::sqrt(squares[c * kGroups / kCols] * kGroups / kCols + 1e-3);
+    }
+    expected.push_back(residual[static_cast<size_t>(row)] + 0.5 * sum);
+  }
+  EXPECT_LT(RelativeError(output.Download(), expected, 0, expected.size()), 5e-4);
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, LinearRules, testing::ValuesIn(kFormats),
                          [](const auto& test) { return std::string(test.param.name); });
 

@@ -49,6 +49,7 @@ void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Exper
     case Experts::kPair:
     case Experts::kConvolved:
     case Experts::kHeads:  // the exact kernel's alone
+    case Experts::kGrouped:
       break;
   }
   switch (linear.epilogue) {

@@ -22,7 +22,7 @@
 // expert's input, begin on 16-byte boundaries.
 #pragma once
 
-#include "cuda/kernels/conv_step.cuh"
+#include "cuda/kernels/convolved_pair.cuh"
 #include "cuda/kernels/expert_choice.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
@@ -47,9 +47,6 @@ enum class Walk {
   kStream,  // all of many tiles, through a ring
 };
 
-// Taps of the convolution of kConvolved.
-constexpr int kConvolvedTaps = 3;
-
 struct MatvecParams {
   LinearParams linear;
   const float* routing;
@@ -69,6 +66,7 @@ struct MatvecParams {
   float second_scale;
   RouteParams route;      // of kRouteByRule
   CausalConvParams conv;  // of kConvolved
+  int group_chunks;       // of kGrouped
   PackedMatrix router;
   const float* router_bias;
   float* chosen;
@@ -95,40 +93,6 @@ struct MatvecParams {
 __device__ __forceinline__ int Quotient(int value, int reciprocal) {
   return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
 }
-
-// Two neighbouring channels of a convolution with gates. Load is for what earlier steps wrote.
-struct ConvolvedPair {
-  ConvStep<kConvolvedTaps> first;
-  ConvStep<kConvolvedTaps> second;
-  float2 bias;
-
-  __device__ __forceinline__ void Load(const CausalConvParams& p, const SequenceRun& run,
-                                       int channel) {
-    bias = make_float2(0, 0);
-    if (channel >= p.channels) return;
-    const float* ring = run.recurrent + p.conv_offset;
-    first.Load(p.weight, ring, kConvolvedTaps, p.channels, channel, run.position);
-    second.Load(p.weight, ring, kConvolvedTaps, p.channels, channel + 1, run.position);
-    if (p.bias != nullptr) bias = *reinterpret_cast<const float2*>(p.bias + channel);
-  }
-  // Their results; `writes`: puts the newest inputs into the window.
-  __device__ __forceinline__ float2 Apply(const CausalConvParams& p, const SequenceRun& run,
-                                          int channel, bool writes) const {
-    if (channel >= p.channels) return make_float2(0, 0);
-    const float* row = p.input + static_cast<long long>(run.row) * p.input_stride + channel;
-    const float2 x = *reinterpret_cast<const float2*>(row + p.x);
-    const float2 before = *reinterpret_cast<const float2*>(row + p.gate_before);
-    const float2 after = *reinterpret_cast<const float2*>(row + p.gate_after);
-    const float2 newest = make_float2(x.x * before.x, x.y * before.y);
-    if (writes) {
-      float* ring = run.recurrent + p.conv_offset;
-      *reinterpret_cast<float2*>(ring + run.position % kConvolvedTaps * p.channels + channel) =
-          newest;
-    }
-    return make_float2(after.x * first.Apply(bias.x, newest.x, kConvolvedTaps),
-                       after.y * second.Apply(bias.y, newest.y, kConvolvedTaps));
-  }
-};
 
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
@@ -170,7 +134,10 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const int column_warp = kStream ? 0 : warp - row_warp * column_warps;
   const bool multiplies = warp < warps;
   const bool prepares = warp < params.preparing_warps;
+  // kGrouped: chunks' own factors take the place of the row's.
+  constexpr bool kGrouped = kExperts == Experts::kGrouped;
   const bool has_norm = kNormalizes && p.norm_weight != nullptr;
+  const bool has_factor = has_norm && !kGrouped;
   const int spans = kExperts == Experts::kDown ? params.spans_of_block : params.spans;
 
   const float* input = p.input;
@@ -215,7 +182,9 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   unsigned char* zeros =
       activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride);
   float* largest = reinterpret_cast<float*>(zeros + 16);
-  float* partial = largest + (IsQuantized(F) ? spans * kChunks : 0);
+  // kGrouped: squares of each chunk, then.
+  float* chunk_squares = largest + spans * kChunks;
+  float* partial = largest + (IsQuantized(F) ? spans * kChunks * (kGrouped ? 2 : 1) : 0);
   float* factor = partial + (kStream ? 0 : warps * kTileRows);
   const ExpertChoice chosen(factor + 1, kRoutes ? params.router.rows : m.rows);
 
@@ -386,6 +355,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         float2 next_y;
         load_window(col + step);
         load_input(col + step, next_x, next_y);
+        if constexpr (kGrouped) {
+          float sum = x.x * x.x + x.y * x.y + (y.x * y.x + y.y * y.y);
+#pragma unroll
+          for (int offset = 8; offset > 0; offset /= 2) {
+            sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+          }
+          if (lane % 16 == 0 && col < columns) chunk_squares[col / kChunkCols] = sum;
+        }
         if constexpr (kNormalizes) {
           x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
         }
@@ -397,7 +374,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         y = next_y;
       }
     }
-  } else if (has_norm) {
+  } else if (has_factor) {
     // Of long rows, eight loads at a time are on their way.
 #pragma unroll 1
     for (int first = 4 * lane; first < m.cols; first += 8 * 128) {
@@ -411,7 +388,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
   }
   const auto find_factor = [&] {
-    if (prepares || !has_norm) return;
+    if (prepares || !has_factor) return;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);
@@ -426,6 +403,18 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   }
   __syncthreads();
 
+  if constexpr (kGrouped) {
+    // Each chunk's unit gets its group's factor.
+    const float inverse_size = 1.0f / static_cast<float>(params.group_chunks * kChunkCols);
+    for (int chunk = thread; chunk < m.chunks; chunk += static_cast<int>(blockDim.x)) {
+      const float* of_group = chunk_squares + chunk / params.group_chunks * params.group_chunks;
+      float sum = 0;
+#pragma unroll 8
+      for (int i = 0; i < params.group_chunks; ++i) sum += of_group[i];
+      largest[chunk] *= rsqrtf(fmaf(sum, inverse_size, p.norm_eps));
+    }
+    __syncthreads();
+  }
   float sums[2] = {0, 0};
   const auto multiply = [&](int slot, int span) {
     Span::Multiply(weights + slot * kSpanBytes<F, kWide>, activations, largest, stride, zeros, span,
@@ -451,7 +440,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   int slot = 0;
   if constexpr (kStream) {
     if (!multiplies) return;
-    const float scale = has_norm ? *factor : 1.0f;
+    const float scale = has_factor ? *factor : 1.0f;
 #pragma unroll 1
     for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
 #pragma unroll 1
@@ -502,7 +491,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
           y += w < own_column_warps ? from[w * kTileRows] : 0.0f;
         }
         y += __shfl_xor_sync(0xffffffffu, y, 16);
-        if (has_norm) y *= *factor;
+        if (has_factor) y *= *factor;
         if (is_routing) {
           const int expert = warp * kTileRows + lane;
           if (lane < kTileRows && expert < params.router.rows) {

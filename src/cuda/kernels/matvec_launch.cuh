@@ -126,8 +126,10 @@ struct Launcher {
       params.weight_spans = std::max(params.weight_spans, router_warps * params.router_held_spans);
     }
     const int chunks = params.spans_of_block * kSpanChunks<F, kWide>;
-    const int activation_bytes = IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
-                                                : 4 * (chunks * kChunkCols + kColumnPad);
+    constexpr int kFloatsPerChunk = kExperts == Experts::kGrouped ? 2 : 1;
+    const int activation_bytes = IsQuantized(F)
+                                     ? chunks * (kActivationBytesPerChunk + 4 * kFloatsPerChunk)
+                                     : 4 * (chunks * kChunkCols + kColumnPad);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
     const int router_bytes =
         kEpilogue == LinearEpilogue::kRouteByRule
@@ -150,7 +152,8 @@ struct Launcher {
     }
     params.preparing_warps = std::max(
         warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
-    const int helper = params.linear.norm_weight != nullptr ? 1 : 0;
+    const int helper =
+        params.linear.norm_weight != nullptr && kExperts != Experts::kGrouped ? 1 : 0;
     Launch("the matrix-vector kernel", kernel, dim3(static_cast<unsigned>(blocks), grid_y),
            dim3(static_cast<unsigned>((params.preparing_warps + helper) * 32)), shared, stream,
            params);
@@ -161,7 +164,7 @@ template <Experts kExperts, LinearEpilogue kEpilogue>
 void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
                     const LinearShape& shape, cudaStream_t stream,
                     const LinearParams* second = nullptr, const RouteParams* route = nullptr,
-                    const CausalConvParams* conv = nullptr) {
+                    const CausalConvParams* conv = nullptr, int group_chunks = 0) {
   const PackedMatrix& m = linear.matrix;
   Launcher launcher = {};
   launcher.params.linear = linear;
@@ -193,6 +196,7 @@ void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
     launcher.params.chosen = experts->chosen;
     launcher.grid_y = static_cast<unsigned>(linear.tokens);
   }
+  launcher.params.group_chunks = group_chunks;
   if (conv != nullptr) launcher.params.conv = *conv;
   if (route != nullptr) launcher.params.route = *route;
   if (second != nullptr) {

@@ -30,6 +30,18 @@ void LaunchConvolvedLinear(const LinearParams& linear, const CausalConvParams& c
                                                             nullptr, &conv);
 }
 
+bool CanGroup(const PackedMatrix& matrix, int groups, const LinearShape& shape) {
+  return !shape.batch_invariant && IsQuantized(matrix.format) &&
+         matrix.cols % (groups * kChunkCols) == 0;
+}
+
+void LaunchGroupedLinear(const LinearParams& linear, int groups, const LinearShape& shape,
+                         cudaStream_t stream) {
+  const int group_chunks = linear.matrix.chunks / groups;
+  DispatchMatvec<Experts::kGrouped, LinearEpilogue::kAdd>(linear, nullptr, shape, stream, nullptr,
+                                                          nullptr, nullptr, group_chunks);
+}
+
 bool CanPair(const PackedMatrix& first, const PackedMatrix& second, const LinearShape& shape) {
   // More are better off in streams, each matrix by itself.
   const int most_tiles = shape.multiprocessors * 4;
