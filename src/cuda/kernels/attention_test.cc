@@ -227,9 +227,9 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
                      pages[Element(row, at, kv_head, dim, true)];
           }
           const int gate = (s.heads + 2 * s.kv_heads + head) * s.head_dim + dim;
-          const float* values = qkv_.data() + row * static_cast<size_t>(width_);
-          output.push_back(value / sum /
-                           (s.gate ? 1 + std::exp(-static_cast<double>(values[gate])) : 1));
+          const double of_gate =
+              s.gate ? qkv_[row * static_cast<size_t>(width_) + static_cast<size_t>(gate)] : 0.0;
+          output.push_back(value / sum / (s.gate ? 1 + std::exp(-of_gate) : 1));
         }
       }
     }
