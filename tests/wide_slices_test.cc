@@ -14,14 +14,17 @@ namespace {
 
 // Of a row of logits, in the Euclidean norm: activations and weights are rounded to bf16 before
 // every product. Measured: up to 0.02, and 0.33 in single rows where step sizes of a state are
-// products of products. Between experts a near tie can fall the other way, which changes a whole
-// row.
+// products of products; where adapters are (on the CPU, too, errors of f32 grow thirteenfold there)
+// 0.83 in a row and 0.1 in the mean. Between experts a near tie can fall the other way, which
+// changes a whole row.
 constexpr double kTolerance = 0.1;
 constexpr double kSelectionTolerance = 0.5;
+constexpr double kAmplifiedTolerance = 1.2;
 constexpr double kExpertsTolerance = 1.5;
 // Mean over rows.
 constexpr double kMeanTolerance = 0.02;
 constexpr double kSelectionMeanTolerance = 0.03;
+constexpr double kAmplifiedMeanTolerance = 0.15;
 constexpr double kExpertsMeanTolerance = 0.1;
 
 class WideSlices : public testing::TestWithParam<ModelAndBackend> {
@@ -50,7 +53,8 @@ class WideSlices : public testing::TestWithParam<ModelAndBackend> {
 
 void WideSlices::Compare(const std::vector<Feeds>& feeds, LogitsRows rows) {
   const bool experts = HasExperts(ours_->program());
-  const bool selections = AmplifiesRounding(ours_->program());
+  const bool selections = HasSelections(ours_->program());
+  const bool amplifies = AmplifiesRounding(ours_->program());
   std::vector<SequenceId> expected_ids;
   std::vector<SequenceId> our_ids;
   for (size_t i = 0; i < feeds.size(); ++i) {
@@ -78,9 +82,13 @@ void WideSlices::Compare(const std::vector<Feeds>& feeds, LogitsRows rows) {
     }
   }
   const double mean = sum / static_cast<double>(count);
-  EXPECT_LE(worst, experts ? kExpertsTolerance : selections ? kSelectionTolerance : kTolerance);
+  EXPECT_LE(worst, experts      ? kExpertsTolerance
+                   : selections ? kSelectionTolerance
+                   : amplifies  ? kAmplifiedTolerance
+                                : kTolerance);
   EXPECT_LE(mean, experts      ? kExpertsMeanTolerance
                   : selections ? kSelectionMeanTolerance
+                  : amplifies  ? kAmplifiedMeanTolerance
                                : kMeanTolerance);
   std::cout << std::get<0>(GetParam()).name << ": logits differ by " << mean << ", at most "
             << worst << "\n";
