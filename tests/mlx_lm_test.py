@@ -17,6 +17,7 @@ try:
     import mlx.nn as nn
     import numpy as np
     from mlx_lm import utils
+    from mlx_lm.models import falcon_h1, hunyuan, jamba
 except ImportError as error:
     pytest.skip(f"mlx or mlx-lm is not installed ({error})", allow_module_level=True)
 
@@ -47,7 +48,51 @@ FORMATS = [
 # Every case of the kit in Hugging Face layout and its own default format.
 CASES = sorted(path.parent.name for path in SHARED.glob("conformance/models/*/case.json"))
 
+# Families for which mlx-lm has no class. (Its "minimax" is another model.)
+WITHOUT_CLASS = {"bamba", "minimax", "zamba2", "zaya"}
+
 MODES = ["mxfp4", "mxfp8", "nvfp4"]
+
+
+def route_over_all(block, x):
+    """Jamba's experts as its reference weighs them: by a softmax over all of them, where mlx-lm has
+    one over the chosen ones."""
+    gates = mx.softmax(block.router(x), axis=-1, precise=True)
+    count = block.num_experts_per_tok
+    chosen = mx.argpartition(-gates, kth=count - 1, axis=-1)[..., :count]
+    weights = mx.take_along_axis(gates, chosen, axis=-1)
+    return (block.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2)
+
+
+def route_normalised(block, x):
+    """Hunyuan's experts as its reference weighs them: weights of the chosen ones add up to one,
+    which mlx-lm leaves out."""
+    gates = mx.softmax(block.gate(x), axis=-1, precise=True)
+    count = block.top_k
+    chosen = mx.argpartition(-gates, kth=count - 1, axis=-1)[..., :count]
+    weights = mx.take_along_axis(gates, chosen, axis=-1)
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    experts = (block.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2)
+    return experts + block.shared_mlp(x)
+
+
+def norm_of_groups(norm, hidden_states, gate=None):
+    """Falcon-H1's gated norm as its reference has it: over each group, where mlx-lm's spans all."""
+    if gate is not None and not norm.norm_before_gate:
+        hidden_states = nn.silu(gate) * hidden_states
+    groups = mx.unflatten(hidden_states, -1, (norm.n_groups, -1))
+    normed = mx.fast.rms_norm(groups, None, norm.variance_epsilon).flatten(-2) * norm.weight
+    if gate is not None and norm.norm_before_gate:
+        normed = nn.silu(gate) * normed
+    return normed
+
+
+# Where mlx-lm computes something else than the reference of the case: what the test puts there.
+CORRECTIONS = {
+    "falcon_h1": (falcon_h1.FalconH1RMSNormGated, norm_of_groups),
+    "jamba": (jamba.JambaSparseMoeBlock, route_over_all),
+    "hunyuan_v1_moe": (hunyuan.MoeBlock, route_normalised),
+}
 
 
 def run_adder(*arguments):
@@ -92,6 +137,23 @@ def compare_logits(source, arguments, tmp_path):
     return largest, config
 
 
+def greedy_agreement(source, quantized, tmp_path):
+    """The part of the prompts' positions at which both models find the same token likeliest."""
+    expected = mx.load(str(source / "expected.safetensors"))
+    prompts = [value.tolist() for name, value in expected.items() if name.startswith("prompt_")]
+    (tmp_path / "prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
+    same = []
+    logits = []
+    for name, model in [("source", source), ("quantized", quantized)]:
+        run_adder("logits", "-m", model, "--prompts", tmp_path / "prompts.json",
+                  "--output", tmp_path / f"{name}.safetensors", "--compute", "f32")
+        logits.append(mx.load(str(tmp_path / f"{name}.safetensors")))
+    for i in range(len(prompts)):
+        tokens = [one[f"logits_{i}"].argmax(axis=-1) for one in logits]
+        same += (tokens[0] == tokens[1]).tolist()
+    return sum(same) / len(same)
+
+
 @pytest.mark.parametrize("case,arguments", FORMATS,
                          ids=[f"{case}-{'-'.join(args[1::2])}" for case, args in FORMATS])
 def test_formats_agree(case, arguments, tmp_path):
@@ -104,8 +166,22 @@ def test_formats_agree(case, arguments, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_families_agree(case, tmp_path):
-    error, _ = compare_logits(require(case), [], tmp_path)
+def test_families_agree(case, tmp_path, monkeypatch):
+    source = require(case)
+    family = json.loads((source / "case.json").read_text(encoding="utf-8"))["family"]
+    if family in WITHOUT_CLASS:
+        # What mlx-lm cannot load is compared with the unquantised model: most tokens stay, where a
+        # wrong layout would leave one in about two hundred. (Zamba2's random case, in which errors
+        # grow fast, keeps three of four.)
+        quantized = tmp_path / "quantized"
+        run_adder("quantize", "--model", source, "--output", quantized, "--bits", "8",
+                  "--group-size", "32")
+        assert greedy_agreement(source, quantized, tmp_path) > 0.6
+        return
+    if family in CORRECTIONS:
+        block, call = CORRECTIONS[family]
+        monkeypatch.setattr(block, "__call__", call)
+    error, _ = compare_logits(source, [], tmp_path)
     assert error < TOLERANCE
 
 
@@ -118,7 +194,9 @@ def e2m1_ties(weights, scales, group):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_codes_are_those_of_mlx(mode, tmp_path):
-    """Codes and scales bit for bit, but for ties, which mlx's CPU backend decides in its own way."""
+    """Codes and scales bit for bit, but for ties, which mlx's CPU backend decides its own way."""
+    if tuple(map(int, mx.__version__.split(".")[:2])) < (0, 32):
+        pytest.skip(f"mlx {mx.__version__} rounds scales to the nearest power of two, not up")
     source = require("granite")
     quantized = tmp_path / "quantized"
     run_adder("quantize", "--model", source, "--output", quantized, "--mode", mode)

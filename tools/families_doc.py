@@ -110,7 +110,8 @@ NOTES = {
     ),
     "plamo2": (
         "PLaMo 2 1B",
-        "Norms are stored as differences to 1, 1/5 or 1/5^1.5; B, C and dt are normed.",
+        "Norms are stored as differences to 1, 1/5 or 1/5^1.5; B, C and dt are normed. "
+        "Attention slides, and sees attention_window_size positions before the token's own.",
     ),
     "qwen3": (
         "Qwen3",

@@ -115,6 +115,27 @@ QWEN3 = {
     "tie_word_embeddings": False,
     "vocab_size": 96,
 }
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "head_dim": 32,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 4096,
+    "mlp_only_layers": [1],
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 88,
+}
 
 
 def mixed_modes(path, _):
@@ -141,6 +162,8 @@ CASES = [
     ("granitemoehybrid_mxfp4", GRANITE, "mxfp4", {}),
     ("mamba2_mxfp8", MAMBA2, "mxfp8", {}),
     ("lfm2_moe_nvfp4", LFM2_MOE, "nvfp4", {}),
+    # A family that the kit lacks besides.
+    ("qwen3_moe_mxfp4", QWEN3_MOE, "mxfp4", {}),
     ("qwen3_mixed_modes", QWEN3, "nvfp4", {"quant_predicate": mixed_modes}),
 ]
 

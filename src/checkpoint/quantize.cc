@@ -5,11 +5,13 @@
 #include <cstring>
 #include <optional>
 #include <set>
+#include <span>
 #include <thread>
 
 #include "checkpoint/affine_quantization.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/float_quantization.h"
+#include "checkpoint/folded_scales.h"
 #include "checkpoint/mlx_config.h"
 #include "checkpoint/planned_tensors.h"
 #include "checkpoint/quantization_config.h"
@@ -103,7 +105,13 @@ class Quantizer {
     // Planned checkpoints have no optional tensors to tell a tied head from; this states it too.
     CompleteMlxConfig(source_, output_config_);
     target_ = family.build(JsonObject(output_config_, config.where()), TensorNames::Planned(true));
-    CheckPlansCorrespond();
+    CheckSizesCorrespond();
+    folded_ = FoldScales(source_, target_);
+    if (Computation(folded_.plan) != Computation(target_)) {
+      Fail(options.model.string(), ": MLX files of ", source_.family,
+           " models hold multipliers of config.json inside their weights in a way that is not "
+           "implemented.");
+    }
     for (const Block& block : target_.blocks) {
       for (const Mixer& mixer : block.mixers) {
         if (const MoeMlp* moe = std::get_if<MoeMlp>(&mixer)) routers_.insert(moe->router.weight);
@@ -160,7 +168,7 @@ class Quantizer {
  private:
   // Both plans are built by the same code, so matrices and vectors correspond by index; a config
   // that the two layouts read differently shows here.
-  void CheckPlansCorrespond() const {
+  void CheckSizesCorrespond() const {
     bool same = source_.matrices.size() == target_.matrices.size() &&
                 source_.vectors.size() == target_.vectors.size();
     for (size_t i = 0; same && i < source_.matrices.size(); ++i) {
@@ -174,11 +182,6 @@ class Quantizer {
       Fail(options_.model.string(),
            "/config.json means different sizes in the Hugging Face and in the MLX layout of a ",
            source_.family, " model, so the checkpoint cannot be converted.");
-    }
-    if (Computation(source_) != Computation(target_)) {
-      Fail(options_.model.string(), ": MLX files of ", source_.family,
-           " models hold multipliers of config.json inside their weights; converting such a "
-           "checkpoint is not implemented.");
     }
   }
 
@@ -223,8 +226,12 @@ class Quantizer {
         for (int64_t r = 0; r < part.count; ++r) {
           const auto [segment, row] = SegmentOf(SourceOf(part), part.matrix_row + r);
           CheckDType(*segment, dtype, module);
-          std::memcpy(data.data() + static_cast<size_t>(part.tensor_row + r) * row_bytes,
-                      segment->data + row * segment->row_bytes(), row_bytes);
+          std::byte* const to = data.data() + static_cast<size_t>(part.tensor_row + r) * row_bytes;
+          std::memcpy(to, segment->data + row * segment->row_bytes(), row_bytes);
+          const float factor = FactorOf(part, r);
+          if (factor != 1) {
+            Transform(dtype, {to, row_bytes}, [&](size_t, float value) { return value * factor; });
+          }
         }
       }
       writer.Append(data);
@@ -243,6 +250,10 @@ class Quantizer {
         std::vector<float> weights(static_cast<size_t>(module.cols));
         for (int64_t r = begin; r < end; ++r) {
           DequantizeRow(SourceOf(part), part.matrix_row + r, weights.data());
+          const float factor = FactorOf(part, r);
+          if (factor != 1) {
+            for (float& weight : weights) weight *= factor;
+          }
           const size_t row = static_cast<size_t>(part.tensor_row + r);
           std::byte* const row_packed = packed.data() + row * row_bytes;
           std::byte* const row_scales = scales.data() + row * group_bytes;
@@ -263,6 +274,12 @@ class Quantizer {
     writer.Append(packed);
     writer.Append(scales);
     if (affine) writer.Append(biases);
+  }
+
+  // What the layout holds inside row `row` of a part.
+  float FactorOf(const ModuleRows& part, int64_t row) const {
+    const std::vector<float>* factors = folded_.OfMatrix(part.matrix);
+    return factors == nullptr ? 1.0f : (*factors)[static_cast<size_t>(part.matrix_row + row)];
   }
 
   // The name of the source tensor that holds a row of a matrix.
@@ -315,7 +332,11 @@ class Quantizer {
     // Norms that MLX files store as 1 + w.
     if (source_.vectors[vector].transform == VectorTransform::kPlusOne &&
         target_.vectors[vector].transform != VectorTransform::kPlusOne) {
-      AddOne(sources.front()->dtype, data);
+      Transform(sources.front()->dtype, data, [](size_t, float value) { return value + 1.0f; });
+    }
+    if (const std::vector<float>* factors = folded_.OfVector(static_cast<VectorId>(vector))) {
+      Transform(sources.front()->dtype, data,
+                [&](size_t i, float value) { return value * (*factors)[i]; });
     }
     size_t offset = 0;
     for (const VectorPart& part : target_.vectors[vector].parts) {
@@ -326,10 +347,12 @@ class Quantizer {
     }
   }
 
-  static void AddOne(DType dtype, std::vector<std::byte>& data) {
+  // Replaces element i by fn(i, element).
+  template <class Fn>
+  static void Transform(DType dtype, std::span<std::byte> data, const Fn& fn) {
     const size_t size = DTypeSize(dtype);
     for (size_t i = 0; i < data.size() / size; ++i) {
-      const float value = LoadFloat(data.data(), dtype, i) + 1.0f;
+      const float value = fn(i, LoadFloat(data.data(), dtype, i));
       const double wide = value;
       const uint16_t half = dtype == DType::kF16 ? FloatToF16(value) : FloatToBF16(value);
       const void* const stored = dtype == DType::kF64   ? static_cast<const void*>(&wide)
@@ -361,6 +384,7 @@ class Quantizer {
   std::shared_ptr<const WeightStore> store_;
   Plan source_;
   Plan target_;
+  FoldedScales folded_;
   std::shared_ptr<const BoundWeights> weights_;
   Json output_config_;
   std::vector<PlannedModule> modules_;
