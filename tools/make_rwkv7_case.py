@@ -7,13 +7,14 @@ needs mlx-lm (tools/requirements-optional.txt).
 """
 
 import argparse
-import json
 import pathlib
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models import rwkv7
+
+from reference_case import expected_logits, write_case
 
 # Two heads of 32: head_dim * norm_eps is the 64e-5 that mlx-lm has for the norm of heads.
 CONFIG = {
@@ -38,9 +39,6 @@ CONFIG = {
     "max_position_embeddings": 2048,
 }
 SEED = 7007
-PROMPT_LENGTHS = [1, 2, 3, 7, 16, 37, 70]
-GREEDY = 24
-STEP_LOGITS = 8
 
 
 def random_weights(model, rng):
@@ -70,10 +68,6 @@ def random_weights(model, rng):
     return weights
 
 
-def logits_of(model, tokens, cache):
-    return np.array(model(mx.array([tokens]), cache=cache)[0].astype(mx.float32))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=pathlib.Path)
@@ -84,59 +78,16 @@ def main():
     weights = random_weights(model, rng)
     model.load_weights([(name, value.astype(mx.float32)) for name, value in weights])
 
-    expected = {}
-    largest = 0.0
-    for i, length in enumerate(PROMPT_LENGTHS):
-        prompt = rng.integers(0, CONFIG["vocab_size"], length).tolist()
-        cache = model.make_cache()
-        prefill = logits_of(model, prompt, cache)
-        greedy, margins, steps = [], [], []
-        row = prefill[-1]
-        for step in range(GREEDY):
-            order = np.argsort(row)
-            greedy.append(int(order[-1]))
-            margins.append(row[order[-1]] - row[order[-2]])
-            if step < STEP_LOGITS:
-                steps.append(row)
-            row = logits_of(model, [greedy[-1]], cache)[0]
-        # The same tokens at once: what rounding alone makes different.
-        whole = logits_of(model, prompt + greedy, None)
-        for step, logits in enumerate(steps):
-            largest = max(largest, np.abs(whole[length - 1 + step] - logits).max())
-        expected[f"prompt_{i}"] = mx.array(np.array(prompt, np.int32))
-        expected[f"prefill_logits_{i}"] = mx.array(whole[:length])
-        expected[f"greedy_{i}"] = mx.array(np.array(greedy, np.int32))
-        expected[f"step_logits_{i}"] = mx.array(whole[length - 1 : length - 1 + STEP_LOGITS])
-        expected[f"margins_{i}"] = mx.array(np.array(margins, np.float32))
-        print(f"prompt of {length}: logits {prefill.std():.2f}, {len(set(greedy))} different greedy "
-              f"tokens, least margin {min(margins):.4f}")
+    expected, largest = expected_logits(model, CONFIG["vocab_size"], rng)
 
     # In the layout of Hugging Face files, where vectors of heads are flat.
     def published(name, value):
         flat = name.endswith((".k_k", ".k_a")) or ".g_norm." in name
         return value.reshape(-1) if flat else value
 
-    directory.mkdir(parents=True, exist_ok=True)
-    mx.save_safetensors(str(directory / "model.safetensors"),
-                        {name: published(name, value) for name, value in weights},
-                        metadata={"format": "pt"})
-    mx.save_safetensors(str(directory / "expected.safetensors"), expected, metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(CONFIG, indent=1) + "\n")
-    case = {
-        "name": "rwkv7",
-        "family": "rwkv7",
-        "format": "hf-safetensors",
-        "params": int(sum(value.size for _, value in weights)),
-        "seed": SEED,
-        "prompt_lengths": PROMPT_LENGTHS,
-        "greedy_tokens": GREEDY,
-        "step_logits": STEP_LOGITS,
-        "reference": "mlx-lm, float32, CPU",
-        "cache_vs_nocache_max_abs": float(largest),
-        "suggested_atol": {"fp32_engine": max(2e-4, 30 * float(largest))},
-    }
-    (directory / "case.json").write_text(json.dumps(case, indent=1) + "\n")
-    print(f"cached against uncached: {largest:.2e}")
+    write_case(directory, {name: published(name, value) for name, value in weights}, expected, CONFIG,
+               {"name": "rwkv7", "family": "rwkv7", "format": "hf-safetensors",
+                "params": int(sum(value.size for _, value in weights)), "seed": SEED}, largest)
 
 
 if __name__ == "__main__":

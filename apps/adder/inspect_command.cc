@@ -59,10 +59,7 @@ std::map<std::string, int64_t> WeightFormats(const BoundWeights& weights) {
   std::map<std::string, int64_t> bytes;
   for (const WeightMatrix& matrix : weights.matrices) {
     for (const MatrixSegment& segment : matrix.segments) {
-      const std::string format = segment.quantized()
-                                     ? Concat(segment.bits, "-bit, groups of ", segment.group_size)
-                                     : std::string(DTypeName(segment.dtype));
-      bytes[format] += segment.bytes();
+      bytes[segment.FormatName()] += segment.bytes();
     }
   }
   return bytes;

@@ -7,6 +7,7 @@
 #include "checkpoint/quantization_config.h"
 #include "checkpoint/weight_store.h"
 #include "core/error.h"
+#include "core/small_float.h"
 
 namespace adder {
 namespace {
@@ -183,46 +184,99 @@ class Binder {
       Fail(store_->directory().string(), "/config.json: the module ", part.module, " has ", cols,
            " inputs, which the group_size ", format->group_size, " does not divide.");
     }
-    Shape packed_shape = PartShape(part, cols * format->bits / 32);
-    Shape group_shape = PartShape(part, cols / format->group_size);
+    const Shape packed_shape = PartShape(part, cols * format->bits / 32);
+    const Shape group_shape = PartShape(part, cols / format->group_size);
     const std::string name = part.bare_name ? part.module : part.module + ".weight";
     const TensorView& packed = Get(name, "of shape " + ShapeString(packed_shape));
     const TensorView& scales = Get(part.module + ".scales", "of shape " + ShapeString(group_shape));
-    const TensorView& biases = Get(part.module + ".biases", "of shape " + ShapeString(group_shape));
     if (packed.dtype != DType::kU32) {
       Fail(packed.file, ": the tensor ", name, " should be U32 (packed), it is ",
            DTypeName(packed.dtype), ".");
     }
     CheckShape(packed, packed_shape);
-    for (const TensorView* tensor : {&scales, &biases}) {
-      if (tensor->dtype != DType::kBF16 && tensor->dtype != DType::kF16 &&
-          tensor->dtype != DType::kF32) {
-        Fail(tensor->file, ": the tensor ", tensor->name, " should be BF16, F16 or F32, it is ",
-             DTypeName(tensor->dtype), ".");
-      }
-      CheckShape(*tensor, group_shape);
-    }
-    if (scales.dtype != biases.dtype) {
-      Fail(biases.file, ": the tensor ", biases.name, " should have the dtype of ", scales.name,
-           ", ", DTypeName(scales.dtype), ", it has ", DTypeName(biases.dtype), ".");
-    }
+    CheckShape(scales, group_shape);
     MatrixSegment segment;
     segment.rows = part.row_count;
     segment.cols = cols;
     segment.dtype = scales.dtype;
     segment.bits = format->bits;
     segment.group_size = format->group_size;
+    segment.mode = format->mode;
     const int64_t first = FirstRow(part);
-    const int64_t group_bytes = segment.groups() * static_cast<int64_t>(DTypeSize(scales.dtype));
     segment.data = packed.bytes.data() + first * segment.row_bytes();
-    segment.scales = scales.bytes.data() + first * group_bytes;
-    segment.biases = biases.bytes.data() + first * group_bytes;
-    for (const TensorView* tensor : {&packed, &scales, &biases}) {
-      ClaimRows(*tensor, first, first + part.row_count, TotalRows(part));
+    segment.scales = scales.bytes.data() + first * segment.scale_row_bytes();
+    ClaimPart(packed, part);
+    ClaimPart(scales, part);
+    if (segment.affine()) {
+      BindBiases(part, scales, group_shape, segment);
+    } else {
+      CheckSmallFloats(part, packed, scales, segment);
     }
+    return segment;
+  }
+
+  void ClaimPart(const TensorView& tensor, const MatrixPart& part) {
+    ClaimRows(tensor, FirstRow(part), FirstRow(part) + part.row_count, TotalRows(part));
+  }
+
+  void BindBiases(const MatrixPart& part, const TensorView& scales, const Shape& group_shape,
+                  MatrixSegment& segment) {
+    const TensorView& biases = Get(part.module + ".biases", "of shape " + ShapeString(group_shape));
+    for (const TensorView* tensor : {&scales, &biases}) {
+      if (tensor->dtype != DType::kBF16 && tensor->dtype != DType::kF16 &&
+          tensor->dtype != DType::kF32) {
+        Fail(tensor->file, ": the tensor ", tensor->name, " should be BF16, F16 or F32, it is ",
+             DTypeName(tensor->dtype), ".");
+      }
+    }
+    CheckShape(biases, group_shape);
+    if (scales.dtype != biases.dtype) {
+      Fail(biases.file, ": the tensor ", biases.name, " should have the dtype of ", scales.name,
+           ", ", DTypeName(scales.dtype), ", it has ", DTypeName(biases.dtype), ".");
+    }
+    segment.biases = biases.bytes.data() + FirstRow(part) * segment.scale_row_bytes();
+    ClaimPart(biases, part);
     CheckFinite(scales, segment.scales, segment.rows * segment.groups());
     CheckFinite(biases, segment.biases, segment.rows * segment.groups());
-    return segment;
+  }
+
+  // The scale of a module's tensor (one for each expert of a stacked one), which nvfp4 weights may
+  // have beside those of groups: they are then relative to the largest number that a group holds.
+  float GlobalScale(const MatrixPart& part) {
+    const TensorView* tensor = store_->Find(part.module + ".global_scale");
+    if (tensor == nullptr) return 1;
+    if (tensor->dtype != DType::kF32) {
+      Fail(tensor->file, ": the tensor ", tensor->name, " should be F32, it is ",
+           DTypeName(tensor->dtype), ".");
+    }
+    CheckShape(*tensor, part.experts > 0 ? Shape{part.experts} : Shape{});
+    ClaimPart(*tensor, part);
+    const auto index = static_cast<size_t>(part.experts > 0 ? part.expert : 0);
+    CheckFinite(*tensor, tensor->bytes.data() + index * sizeof(float), 1);
+    return LoadFloat(tensor->bytes.data(), DType::kF32, index) / (kLargestE2M1 * kLargestE4M3);
+  }
+
+  // Modes whose codes and scales are small floating-point numbers.
+  void CheckSmallFloats(const MatrixPart& part, const TensorView& packed, const TensorView& scales,
+                        MatrixSegment& segment) {
+    if (scales.dtype != DType::kU8) {
+      Fail(scales.file, ": the tensor ", scales.name, " should be U8 for the mode ",
+           QuantizationModeName(segment.mode), ", it is ", DTypeName(scales.dtype), ".");
+    }
+    if (segment.mode == QuantizationMode::kNvfp4) segment.global_scale = GlobalScale(part);
+    const float largest = segment.bits == 4 ? kLargestE2M1 : kLargestE4M3;
+    for (int64_t g = 0; g < segment.rows * segment.groups(); ++g) {
+      if (!std::isfinite(segment.ScaleOf(g) * largest)) {
+        Fail(scales.file, ": the tensor ", scales.name,
+             " holds a scale that is not finite or too large.");
+      }
+    }
+    if (segment.bits != 8) return;
+    for (int64_t i = 0; i < segment.rows * segment.row_bytes(); ++i) {
+      if ((segment.data[i] & std::byte{0x7f}) == std::byte{0x7f}) {
+        Fail(packed.file, ": the tensor ", packed.name, " holds a value that is not finite.");
+      }
+    }
   }
 
   std::vector<float> BindVector(const VectorRef& ref) {

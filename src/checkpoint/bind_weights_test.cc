@@ -7,6 +7,7 @@
 #include "checkpoint/affine_quantization.h"
 #include "checkpoint/temporary_checkpoint.h"
 #include "checkpoint/weight_store.h"
+#include "core/small_float.h"
 
 namespace adder {
 namespace {
@@ -302,8 +303,12 @@ TEST_F(BindTest, QuantisationThatDoesNotFitIsRefused) {
                 .find("group_size is 48"),
             std::string::npos);
   EXPECT_NE(
+      BindError(tensors, R"({"quantization": {"bits": 4, "group_size": 64, "mode": "mxfp6"}})")
+          .find("the quantisation mode \"mxfp6\" is not supported; affine, mxfp4, mxfp8 and nvfp4"),
+      std::string::npos);
+  EXPECT_NE(
       BindError(tensors, R"({"quantization": {"bits": 4, "group_size": 64, "mode": "mxfp4"}})")
-          .find("the quantisation mode \"mxfp4\" is not supported"),
+          .find("the mode mxfp4 has 4 bits in groups of 32; bits is 4 and group_size 64"),
       std::string::npos);
   EXPECT_NE(BindError(tensors, R"({"quantization_config": {"quant_method": "gptq", "bits": 4}})")
                 .find("\"gptq\" is not supported"),
@@ -323,6 +328,95 @@ TEST_F(BindTest, QuantisationThatDoesNotFitIsRefused) {
   EXPECT_NE(BindError(bad, R"({"quantization": {"bits": 4, "group_size": 64}})")
                 .find("m.first.weight is packed (U32) but m.first.scales is missing"),
             std::string::npos);
+}
+
+// The module "m.first" [3, 64] in a mode of small floating-point numbers.
+std::vector<TestTensor> WithFloatFirst(QuantizationMode mode) {
+  std::vector<TestTensor> tensors = SmallTensors();
+  const int bits = ModeBits(mode);
+  const int groups = 64 / ModeGroupSize(mode);
+  TestTensor packed{"m.first.weight", DType::kU32, {3, 2 * bits}, {}};
+  TestTensor scales{"m.first.scales", DType::kU8, {3, groups}, {}};
+  for (int64_t i = 0; i < 3 * 64 * bits / 8; ++i) {
+    packed.bytes.push_back(static_cast<std::byte>((i * 37 % 127) | (i % 2) << 7));
+  }
+  for (int i = 0; i < 3 * groups; ++i) {
+    scales.bytes.push_back(
+        static_cast<std::byte>(mode == QuantizationMode::kNvfp4 ? 40 + 5 * i : 120 + i));
+  }
+  tensors[0] = packed;
+  tensors.push_back(scales);
+  return tensors;
+}
+
+TEST_F(BindTest, ModesOfSmallFloatsAreReadAsTheirNumbers) {
+  for (const QuantizationMode mode :
+       {QuantizationMode::kMxfp4, QuantizationMode::kMxfp8, QuantizationMode::kNvfp4}) {
+    const std::string name(QuantizationModeName(mode));
+    const std::vector<TestTensor> tensors = WithFloatFirst(mode);
+    // As the default and as one module's own; what is not stated is the mode's.
+    for (const std::string& config :
+         {R"({"quantization": {"mode": ")" + name + R"("}})",
+          R"({"quantization": {"bits": 4, "group_size": 64, "m.first": {"mode": ")" + name +
+              R"("}}})"}) {
+      const auto bound = Bind(tensors, config);
+      const int bits = ModeBits(mode);
+      const int group = ModeGroupSize(mode);
+      EXPECT_EQ(bound->matrices[0].segments[0].FormatName(), name);
+      std::vector<float> row(64);
+      DequantizeRow(bound->matrices[0], 1, row.data());
+      for (int k = 0; k < 64; ++k) {
+        const int at = (64 + k) * bits / 8;
+        unsigned code = std::to_integer<unsigned>(tensors[0].bytes[static_cast<size_t>(at)]);
+        if (bits == 4) code = k % 2 == 0 ? code & 15u : code >> 4;
+        const auto scale = std::to_integer<unsigned>(
+            tensors.back().bytes[static_cast<size_t>(64 / group + k / group)]);
+        const float expected =
+            (bits == 4 ? E2M1ToFloat(code) : E4M3ToFloat(code)) *
+            (mode == QuantizationMode::kNvfp4 ? E4M3ToFloat(scale) : E8M0ToFloat(scale));
+        ASSERT_EQ(row[static_cast<size_t>(k)], expected) << name << ", column " << k;
+      }
+    }
+  }
+}
+
+// Beside groups' scales nvfp4 may have one for the tensor, relative to the largest number that a
+// group can hold, 6 * 448.
+TEST_F(BindTest, NvFp4MayHaveAScaleOfTheTensor) {
+  std::vector<TestTensor> tensors = WithFloatFirst(QuantizationMode::kNvfp4);
+  const std::string config = R"({"quantization": {"mode": "nvfp4"}})";
+  std::vector<float> plain(64), scaled(64);
+  DequantizeRow(Bind(tensors, config)->matrices[0], 1, plain.data());
+  tensors.push_back(TestTensor::Float("m.first.global_scale", {}, 2.0f * 6 * 448, 0));
+  DequantizeRow(Bind(tensors, config)->matrices[0], 1, scaled.data());
+  for (size_t k = 0; k < 64; ++k) EXPECT_EQ(scaled[k], 2.0f * plain[k]) << k;
+  tensors.back().dtype = DType::kI32;
+  EXPECT_NE(BindError(tensors, config).find("m.first.global_scale should be F32, it is I32"),
+            std::string::npos);
+  tensors = WithFloatFirst(QuantizationMode::kMxfp4);
+  tensors.push_back(TestTensor::Float("m.first.global_scale", {}, 1, 0));
+  EXPECT_NE(BindError(tensors, R"({"quantization": {"mode": "mxfp4"}})")
+                .find("does not have: m.first.global_scale"),
+            std::string::npos);
+}
+
+TEST_F(BindTest, SmallFloatsThatDoNotFitAreRefused) {
+  const std::string mxfp8 = R"({"quantization": {"mode": "mxfp8"}})";
+  std::vector<TestTensor> tensors = WithFloatFirst(QuantizationMode::kMxfp8);
+  tensors.back().bytes[3] = std::byte{255};
+  EXPECT_NE(BindError(tensors, mxfp8)
+                .find("m.first.scales holds a scale that is not finite or too large"),
+            std::string::npos);
+  tensors.back().bytes[3] = std::byte{250};  // times 448
+  EXPECT_NE(BindError(tensors, mxfp8).find("m.first.scales holds a scale"), std::string::npos);
+  tensors = WithFloatFirst(QuantizationMode::kMxfp8);
+  tensors[0].bytes[70] = std::byte{0xff};
+  EXPECT_NE(BindError(tensors, mxfp8).find("m.first.weight holds a value that is not finite"),
+            std::string::npos);
+  tensors = WithQuantizedFirst(8, 32, DType::kBF16);
+  EXPECT_NE(
+      BindError(tensors, mxfp8).find("m.first.scales should be U8 for the mode mxfp8, it is BF16"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -17,6 +17,20 @@ void CompleteMlxConfig(const Plan& plan, Json& config) {
     }
   }
   const auto has = [&](const char* key) { return config.contains(key) && !config[key].is_null(); };
+  // mlx-lm knows no such factor: its files hold it inside the keys.
+  if (has("key_multiplier")) config["key_multiplier"] = 1.0;
+  // Its model class of Hunyuan with experts has the name that the first files had.
+  if (has("model_type") && config["model_type"] == "hunyuan_v1_moe") {
+    config["model_type"] = "hunyuan";
+    // Of layers that share keys and values, which no such file has; asked for all the same.
+    if (!has("use_cla")) config["use_cla"] = false;
+    if (!has("cla_share_factor")) config["cla_share_factor"] = 2;
+  }
+  // The sizes of the text model may lie apart, but the class of the whole asks for this one.
+  if (!has("vocab_size") && has("text_config") && config["text_config"].is_object() &&
+      config["text_config"].contains("vocab_size")) {
+    config["vocab_size"] = Json(config["text_config"]["vocab_size"]);
+  }
   // In mlx-lm's pure Mamba models it is the inner width, which it could compute but asks for.
   const int64_t intermediate = mlp_size > 0 ? mlp_size : inner_size;
   if (!has("intermediate_size") && intermediate > 0) config["intermediate_size"] = intermediate;

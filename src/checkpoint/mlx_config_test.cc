@@ -36,6 +36,24 @@ TEST(CompleteMlxConfig, StatesWhatMlxLmAsksFor) {
   EXPECT_EQ(mamba["intermediate_size"], 48);
 }
 
+TEST(CompleteMlxConfig, SpeaksTheDialectOfMlxLm) {
+  Json hunyuan = ParseJson(R"({"model_type": "hunyuan_v1_moe", "use_cla": false})", "test");
+  CompleteMlxConfig(HybridPlan(true), hunyuan);
+  EXPECT_EQ(hunyuan["model_type"], "hunyuan");
+  EXPECT_EQ(hunyuan["cla_share_factor"], 2);
+  // The factor is inside of the keys then.
+  Json falcon = ParseJson(R"({"model_type": "falcon_h1", "key_multiplier": 0.25})", "test");
+  CompleteMlxConfig(HybridPlan(true), falcon);
+  EXPECT_EQ(falcon["key_multiplier"], 1.0);
+  EXPECT_EQ(falcon["model_type"], "falcon_h1");
+  Json gemma = ParseJson(R"({"text_config": {"vocab_size": 12}})", "test");
+  CompleteMlxConfig(HybridPlan(true), gemma);
+  EXPECT_EQ(gemma["vocab_size"], 12);
+  Json stated = ParseJson(R"({"text_config": {"vocab_size": 12}, "vocab_size": 11})", "test");
+  CompleteMlxConfig(HybridPlan(true), stated);
+  EXPECT_EQ(stated["vocab_size"], 11);
+}
+
 TEST(CompleteMlxConfig, KeepsWhatIsStated) {
   Json config = ParseJson(R"({"intermediate_size": 7, "rope_theta": 3,
       "rope_parameters": {"rope_theta": 5}, "tie_word_embeddings": true,

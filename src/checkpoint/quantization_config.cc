@@ -8,18 +8,40 @@
 namespace adder {
 namespace {
 
+// What mlx has where a module says "affine" and no more.
+constexpr int kAffineBits = 4;
+constexpr int kAffineGroupSize = 64;
+
 QuantizationFormat ReadFormat(const JsonObject& object,
                               const std::optional<QuantizationFormat>& base) {
-  const std::string mode = object.String({"mode"}, "affine");
-  if (mode != "affine") {
-    Fail(object.where(), ": the quantisation mode \"", mode,
-         "\" is not supported; affine quantisation is.");
-  }
   QuantizationFormat format;
-  format.bits = static_cast<int>(
-      object.Int({"bits"}, 1, 64, base ? std::optional<int64_t>(base->bits) : std::nullopt));
-  format.group_size = static_cast<int>(object.Int(
-      {"group_size"}, 1, 4096, base ? std::optional<int64_t>(base->group_size) : std::nullopt));
+  const std::string mode = object.String({"mode"}, "affine");
+  if (!ParseQuantizationMode(mode, format.mode)) {
+    Fail(object.where(), ": the quantisation mode \"", mode,
+         "\" is not supported; affine, mxfp4, mxfp8 and nvfp4 are.");
+  }
+  // What is not stated: as in the default, or what the mode asks for.
+  const bool affine = format.mode == QuantizationMode::kAffine;
+  std::optional<int64_t> bits, group_size;
+  if (!affine) {
+    bits = ModeBits(format.mode);
+    group_size = ModeGroupSize(format.mode);
+  } else if (base && base->mode == QuantizationMode::kAffine) {
+    bits = base->bits;
+    group_size = base->group_size;
+  } else if (base) {
+    bits = kAffineBits;
+    group_size = kAffineGroupSize;
+  }
+  format.bits = static_cast<int>(object.Int({"bits"}, 1, 64, bits));
+  format.group_size = static_cast<int>(object.Int({"group_size"}, 1, 4096, group_size));
+  if (!affine) {
+    if (format.bits != *bits || format.group_size != *group_size) {
+      Fail(object.where(), ": the mode ", mode, " has ", *bits, " bits in groups of ", *group_size,
+           "; bits is ", format.bits, " and group_size ", format.group_size, ".");
+    }
+    return format;
+  }
   const int b = format.bits;
   if (b != 2 && b != 3 && b != 4 && b != 5 && b != 6 && b != 8) {
     Fail(object.where(), ": bits is ", b, "; 2, 3, 4, 5, 6 and 8 are supported.");
@@ -45,7 +67,7 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config) {
   if (quantization->Has("quant_method")) {
     Fail(quantization->where(), ": the quantisation method ",
          quantization->Find({"quant_method"})->dump(),
-         " is not supported; MLX affine quantisation is.");
+         " is not supported; the quantisation of MLX checkpoints is.");
   }
   default_ = ReadFormat(*quantization, std::nullopt);
   for (const auto& [key, value] : quantization->value().items()) {

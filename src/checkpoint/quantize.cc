@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <set>
+#include <span>
 #include <thread>
 
 #include "checkpoint/affine_quantization.h"
 #include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/float_quantization.h"
+#include "checkpoint/folded_scales.h"
 #include "checkpoint/mlx_config.h"
 #include "checkpoint/planned_tensors.h"
+#include "checkpoint/quantization_config.h"
 #include "checkpoint/weight_store.h"
 #include "core/error.h"
 
@@ -18,20 +23,36 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void CheckOptions(const QuantizeOptions& options) {
+constexpr int kDefaultBits = 4;
+constexpr int kDefaultGroupSize = 64;
+
+// The format of the weights that have no other. Throws Error for bad options.
+QuantizationFormat DefaultFormat(const QuantizeOptions& options) {
   const auto supported = [](int bits) {
     return bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
   };
-  if (!supported(options.bits)) {
-    Fail("Cannot quantise to ", options.bits, " bits; 2, 3, 4, 5, 6 and 8 are supported.");
-  }
   if (options.keep_head_bits != 0 && !supported(options.keep_head_bits)) {
     Fail("Cannot keep the head at ", options.keep_head_bits,
          " bits; 2, 3, 4, 5, 6 and 8 are supported.");
   }
-  if (options.group_size != 32 && options.group_size != 64 && options.group_size != 128) {
-    Fail("Cannot quantise in groups of ", options.group_size, "; 32, 64 and 128 are supported.");
+  QuantizationFormat format{options.bits, options.group_size, options.mode};
+  const bool affine = options.mode == QuantizationMode::kAffine;
+  const int bits = affine ? kDefaultBits : ModeBits(options.mode);
+  const int group_size = affine ? kDefaultGroupSize : ModeGroupSize(options.mode);
+  if (format.bits == 0) format.bits = bits;
+  if (format.group_size == 0) format.group_size = group_size;
+  if (!affine && (format.bits != bits || format.group_size != group_size)) {
+    Fail("The mode ", QuantizationModeName(options.mode), " has ", bits, " bits in groups of ",
+         group_size, "; it cannot have ", format.bits, " bits in groups of ", format.group_size,
+         ".");
   }
+  if (affine && !supported(format.bits)) {
+    Fail("Cannot quantise to ", format.bits, " bits; 2, 3, 4, 5, 6 and 8 are supported.");
+  }
+  if (affine && format.group_size != 32 && format.group_size != 64 && format.group_size != 128) {
+    Fail("Cannot quantise in groups of ", format.group_size, "; 32, 64 and 128 are supported.");
+  }
+  return format;
 }
 
 // Runs fn(begin, end) over [0, count) on all cores.
@@ -65,7 +86,9 @@ std::pair<const MatrixSegment*, int64_t> SegmentOf(const WeightMatrix& matrix, i
 class Quantizer {
  public:
   explicit Quantizer(const QuantizeOptions& options)
-      : options_(options), store_(WeightStore::Open(options.model)) {
+      : options_(options),
+        default_(DefaultFormat(options)),
+        store_(WeightStore::Open(options.model)) {
     const JsonObject config = store_->config_object();
     const Family& family = FindFamily(config);
     source_ = family.build(config, store_->names());
@@ -73,8 +96,8 @@ class Quantizer {
     for (size_t i = 0; i < weights_->matrices.size(); ++i) {
       for (const MatrixSegment& segment : weights_->matrices[i].segments) {
         if (segment.quantized()) {
-          Fail(options.model.string(), " is already quantised (", source_.matrices[i].label,
-               " has ", segment.bits, " bits); quantise the original checkpoint instead.");
+          Fail(options.model.string(), " is already quantised (", source_.matrices[i].label, " is ",
+               segment.FormatName(), "); quantise the original checkpoint instead.");
         }
       }
     }
@@ -82,7 +105,13 @@ class Quantizer {
     // Planned checkpoints have no optional tensors to tell a tied head from; this states it too.
     CompleteMlxConfig(source_, output_config_);
     target_ = family.build(JsonObject(output_config_, config.where()), TensorNames::Planned(true));
-    CheckPlansCorrespond();
+    CheckSizesCorrespond();
+    folded_ = FoldScales(source_, target_);
+    if (Computation(folded_.plan) != Computation(target_)) {
+      Fail(options.model.string(), ": MLX files of ", source_.family,
+           " models hold multipliers of config.json inside their weights in a way that is not "
+           "implemented.");
+    }
     for (const Block& block : target_.blocks) {
       for (const Mixer& mixer : block.mixers) {
         if (const MoeMlp* moe = std::get_if<MoeMlp>(&mixer)) routers_.insert(moe->router.weight);
@@ -94,24 +123,29 @@ class Quantizer {
     modules_ = PlannedModules(target_);
     std::vector<TensorSpec> tensors;
     Json quantization = Json::object();
-    quantization["group_size"] = options_.group_size;
-    quantization["bits"] = options_.bits;
-    quantization["mode"] = "affine";
+    quantization["group_size"] = default_.group_size;
+    quantization["bits"] = default_.bits;
+    quantization["mode"] = QuantizationModeName(default_.mode);
     for (const PlannedModule& module : modules_) {
       const DType dtype = ModuleDType(module);
-      if (!Quantizable(module)) {
+      const std::optional<QuantizationFormat> format = FormatOf(module);
+      if (!format) {
         quantization[module.module] = false;
         tensors.push_back({module.tensor_name(), dtype, module.shape(module.cols)});
         continue;
       }
-      const int bits = BitsOf(module);
-      if (bits != options_.bits) {
-        quantization[module.module] = {{"group_size", options_.group_size}, {"bits", bits}};
+      const bool affine = format->mode == QuantizationMode::kAffine;
+      if (format->bits != default_.bits || format->mode != default_.mode) {
+        Json& entry = quantization[module.module];
+        entry = {{"group_size", format->group_size}, {"bits", format->bits}};
+        if (format->mode != default_.mode) entry["mode"] = QuantizationModeName(format->mode);
       }
-      const Shape groups = module.shape(module.cols / options_.group_size);
-      tensors.push_back({module.tensor_name(), DType::kU32, module.shape(module.cols * bits / 32)});
-      tensors.push_back({module.module + ".scales", dtype, groups});
-      tensors.push_back({module.module + ".biases", dtype, groups});
+      const Shape groups = module.shape(module.cols / format->group_size);
+      const DType scale_dtype = affine ? dtype : DType::kU8;
+      tensors.push_back(
+          {module.tensor_name(), DType::kU32, module.shape(module.cols * format->bits / 32)});
+      tensors.push_back({module.module + ".scales", scale_dtype, groups});
+      if (affine) tensors.push_back({module.module + ".biases", dtype, groups});
     }
     for (size_t i = 0; i < target_.vectors.size(); ++i) AddVectorSpecs(i, tensors);
 
@@ -134,7 +168,7 @@ class Quantizer {
  private:
   // Both plans are built by the same code, so matrices and vectors correspond by index; a config
   // that the two layouts read differently shows here.
-  void CheckPlansCorrespond() const {
+  void CheckSizesCorrespond() const {
     bool same = source_.matrices.size() == target_.matrices.size() &&
                 source_.vectors.size() == target_.vectors.size();
     for (size_t i = 0; same && i < source_.matrices.size(); ++i) {
@@ -149,26 +183,26 @@ class Quantizer {
            "/config.json means different sizes in the Hugging Face and in the MLX layout of a ",
            source_.family, " model, so the checkpoint cannot be converted.");
     }
-    if (Computation(source_) != Computation(target_)) {
-      Fail(options_.model.string(), ": MLX files of ", source_.family,
-           " models hold multipliers of config.json inside their weights; converting such a "
-           "checkpoint is not implemented.");
-    }
   }
 
-  bool Quantizable(const PlannedModule& module) const {
+  // How a module is quantised; nothing: it stays as it is.
+  std::optional<QuantizationFormat> FormatOf(const PlannedModule& module) const {
     const MatrixId matrix = module.parts.front().matrix;
-    return module.cols % options_.group_size == 0 &&
-           !target_.matrices[static_cast<size_t>(matrix)].always_float;
-  }
-
-  int BitsOf(const PlannedModule& module) const {
-    const MatrixId matrix = module.parts.front().matrix;
+    if (target_.matrices[static_cast<size_t>(matrix)].always_float) return std::nullopt;
+    QuantizationFormat format = default_;
     if (matrix == target_.head.weight && options_.keep_head_bits != 0) {
-      return options_.keep_head_bits;
+      format = Affine(options_.keep_head_bits, module.cols);
+    } else if (routers_.contains(matrix)) {
+      // A router is small, and an error in it picks other experts: mlx-lm keeps 8 bits too.
+      format = Affine(8, module.cols);
     }
-    // A router is small, and an error in it picks other experts: mlx-lm keeps 8 bits too.
-    return routers_.contains(matrix) ? 8 : options_.bits;
+    if (module.cols % format.group_size != 0) return std::nullopt;
+    return format;
+  }
+
+  QuantizationFormat Affine(int bits, int64_t cols) const {
+    if (default_.mode == QuantizationMode::kAffine) return {bits, default_.group_size};
+    return {bits, cols % kDefaultGroupSize == 0 ? kDefaultGroupSize : 32};
   }
 
   DType ModuleDType(const PlannedModule& module) const {
@@ -184,37 +218,50 @@ class Quantizer {
   void WriteModule(const PlannedModule& module, CheckpointWriter& writer) {
     const DType dtype = ModuleDType(module);
     const size_t rows = static_cast<size_t>(module.total_rows());
-    if (!Quantizable(module)) {
+    const std::optional<QuantizationFormat> format = FormatOf(module);
+    if (!format) {
       const size_t row_bytes = static_cast<size_t>(module.cols) * DTypeSize(dtype);
       std::vector<std::byte> data(rows * row_bytes);
       for (const ModuleRows& part : module.parts) {
         for (int64_t r = 0; r < part.count; ++r) {
           const auto [segment, row] = SegmentOf(SourceOf(part), part.matrix_row + r);
           CheckDType(*segment, dtype, module);
-          std::memcpy(data.data() + static_cast<size_t>(part.tensor_row + r) * row_bytes,
-                      segment->data + row * segment->row_bytes(), row_bytes);
+          std::byte* const to = data.data() + static_cast<size_t>(part.tensor_row + r) * row_bytes;
+          std::memcpy(to, segment->data + row * segment->row_bytes(), row_bytes);
+          const float factor = FactorOf(part, r);
+          if (factor != 1) {
+            Transform(dtype, {to, row_bytes}, [&](size_t, float value) { return value * factor; });
+          }
         }
       }
       writer.Append(data);
       return;
     }
-    const int bits = BitsOf(module);
-    const size_t row_bytes = static_cast<size_t>(module.cols * bits / 8);
-    const size_t group_bytes =
-        static_cast<size_t>(module.cols / options_.group_size) * DTypeSize(dtype);
+    const bool affine = format->mode == QuantizationMode::kAffine;
+    const size_t row_bytes = static_cast<size_t>(module.cols * format->bits / 8);
+    const size_t group_bytes = static_cast<size_t>(module.cols / format->group_size) *
+                               DTypeSize(affine ? dtype : DType::kU8);
     std::vector<std::byte> packed(rows * row_bytes);
     std::vector<std::byte> scales(rows * group_bytes);
-    std::vector<std::byte> biases(rows * group_bytes);
+    std::vector<std::byte> biases(affine ? rows * group_bytes : 0);
     for (const ModuleRows& part : module.parts) {
       std::atomic<int64_t> bad_row{-1};  // threads must not throw
       ParallelRows(part.count, [&](int64_t begin, int64_t end) {
         std::vector<float> weights(static_cast<size_t>(module.cols));
         for (int64_t r = begin; r < end; ++r) {
           DequantizeRow(SourceOf(part), part.matrix_row + r, weights.data());
+          const float factor = FactorOf(part, r);
+          if (factor != 1) {
+            for (float& weight : weights) weight *= factor;
+          }
           const size_t row = static_cast<size_t>(part.tensor_row + r);
-          if (!QuantizeRow(weights, bits, options_.group_size, dtype,
-                           packed.data() + row * row_bytes, scales.data() + row * group_bytes,
-                           biases.data() + row * group_bytes)) {
+          std::byte* const row_packed = packed.data() + row * row_bytes;
+          std::byte* const row_scales = scales.data() + row * group_bytes;
+          const bool good =
+              affine ? QuantizeRow(weights, format->bits, format->group_size, dtype, row_packed,
+                                   row_scales, biases.data() + row * group_bytes)
+                     : QuantizeFloatRow(weights, format->mode, row_packed, row_scales);
+          if (!good) {
             bad_row = part.matrix_row + r;
           }
         }
@@ -226,7 +273,13 @@ class Quantizer {
     }
     writer.Append(packed);
     writer.Append(scales);
-    writer.Append(biases);
+    if (affine) writer.Append(biases);
+  }
+
+  // What the layout holds inside row `row` of a part.
+  float FactorOf(const ModuleRows& part, int64_t row) const {
+    const std::vector<float>* factors = folded_.OfMatrix(part.matrix);
+    return factors == nullptr ? 1.0f : (*factors)[static_cast<size_t>(part.matrix_row + row)];
   }
 
   // The name of the source tensor that holds a row of a matrix.
@@ -279,7 +332,11 @@ class Quantizer {
     // Norms that MLX files store as 1 + w.
     if (source_.vectors[vector].transform == VectorTransform::kPlusOne &&
         target_.vectors[vector].transform != VectorTransform::kPlusOne) {
-      AddOne(sources.front()->dtype, data);
+      Transform(sources.front()->dtype, data, [](size_t, float value) { return value + 1.0f; });
+    }
+    if (const std::vector<float>* factors = folded_.OfVector(static_cast<VectorId>(vector))) {
+      Transform(sources.front()->dtype, data,
+                [&](size_t i, float value) { return value * (*factors)[i]; });
     }
     size_t offset = 0;
     for (const VectorPart& part : target_.vectors[vector].parts) {
@@ -290,10 +347,12 @@ class Quantizer {
     }
   }
 
-  static void AddOne(DType dtype, std::vector<std::byte>& data) {
+  // Replaces element i by fn(i, element).
+  template <class Fn>
+  static void Transform(DType dtype, std::span<std::byte> data, const Fn& fn) {
     const size_t size = DTypeSize(dtype);
     for (size_t i = 0; i < data.size() / size; ++i) {
-      const float value = LoadFloat(data.data(), dtype, i) + 1.0f;
+      const float value = fn(i, LoadFloat(data.data(), dtype, i));
       const double wide = value;
       const uint16_t half = dtype == DType::kF16 ? FloatToF16(value) : FloatToBF16(value);
       const void* const stored = dtype == DType::kF64   ? static_cast<const void*>(&wide)
@@ -321,9 +380,11 @@ class Quantizer {
   }
 
   const QuantizeOptions& options_;
+  const QuantizationFormat default_;
   std::shared_ptr<const WeightStore> store_;
   Plan source_;
   Plan target_;
+  FoldedScales folded_;
   std::shared_ptr<const BoundWeights> weights_;
   Json output_config_;
   std::vector<PlannedModule> modules_;
@@ -332,9 +393,6 @@ class Quantizer {
 
 }  // namespace
 
-void QuantizeCheckpoint(const QuantizeOptions& options) {
-  CheckOptions(options);
-  Quantizer(options).Write();
-}
+void QuantizeCheckpoint(const QuantizeOptions& options) { Quantizer(options).Write(); }
 
 }  // namespace adder

@@ -136,6 +136,45 @@ TEST(Quantize, EveryWeightSurvivesWithinAStep) {
   EXPECT_EQ(source.weights->vectors, result.weights->vectors);
 }
 
+TEST(Quantize, ModesOfSmallFloatsKeepRoutersAndHeadsAffine) {
+  const TemporaryDirectory directory;
+  const std::filesystem::path source_path = WriteSource(directory);
+  const Opened source = Open(source_path);
+  for (const QuantizationMode mode :
+       {QuantizationMode::kMxfp4, QuantizationMode::kMxfp8, QuantizationMode::kNvfp4}) {
+    QuantizeOptions options;
+    options.model = source_path;
+    options.output = directory.path() / std::string(QuantizationModeName(mode));
+    options.mode = mode;
+    options.keep_head_bits = 6;
+    QuantizeCheckpoint(options);
+    const Opened result = Open(options.output);
+    for (size_t m = 0; m < source.weights->matrices.size(); ++m) {
+      const std::string& label = source.plan.matrices[m].label;
+      const bool is_head = static_cast<MatrixId>(m) == result.plan.head.weight;
+      const bool is_router = label.find("router") != std::string::npos;
+      const WeightMatrix& original = source.weights->matrices[m];
+      std::vector<float> a(static_cast<size_t>(original.cols)), b(a.size());
+      for (const MatrixSegment& segment : result.weights->matrices[m].segments) {
+        EXPECT_EQ(segment.FormatName(), is_head     ? "6-bit, groups of 64"
+                                        : is_router ? "8-bit, groups of 64"
+                                                    : std::string(QuantizationModeName(mode)))
+            << label;
+      }
+      // Rounding is a part of each weight, or of a group's largest where it is below the least
+      // number: a fourth of it with one bit of mantissa (and an eighth more from the scale of
+      // nvfp4), a sixteenth with three.
+      const float reach = std::sqrt(3.0f / static_cast<float>(original.cols));
+      const float part = mode == QuantizationMode::kMxfp8 ? 1.0f / 16 : 0.25f + 1.0f / 8;
+      for (int64_t r = 0; r < original.rows; ++r) {
+        DequantizeRow(original, r, a.data());
+        DequantizeRow(result.weights->matrices[m], r, b.data());
+        for (size_t k = 0; k < a.size(); ++k) ASSERT_NEAR(a[k], b[k], part * reach) << label;
+      }
+    }
+  }
+}
+
 // Hugging Face files of this family store norms as w with (1 + w) applied, MLX files 1 + w.
 TEST(Quantize, NormsAreStoredAsTheLayoutHasThem) {
   const TemporaryDirectory directory;
@@ -223,6 +262,13 @@ TEST(Quantize, RefusesBadRequests) {
   options.output = directory.path() / "source";
   EXPECT_NE(ErrorOf([&] { QuantizeCheckpoint(options); }).find("is not empty"), std::string::npos);
   options.output = directory.path() / "first";
+  options.mode = QuantizationMode::kMxfp4;
+  options.bits = 8;
+  EXPECT_NE(ErrorOf([&] {
+              QuantizeCheckpoint(options);
+            }).find("The mode mxfp4 has 4 bits in groups of 32; it cannot have 8 bits in groups"),
+            std::string::npos);
+  options.mode = QuantizationMode::kAffine;
   options.bits = 7;
   EXPECT_NE(ErrorOf([&] { QuantizeCheckpoint(options); }).find("Cannot quantise to 7 bits"),
             std::string::npos);

@@ -1,13 +1,59 @@
 #include "core/weight_matrix.h"
 
+#include "core/error.h"
+#include "core/small_float.h"
+
 namespace adder {
+namespace {
+
+struct Mode {
+  QuantizationMode mode;
+  std::string_view name;
+  int bits;
+  int group_size;
+};
+constexpr Mode kModes[] = {{QuantizationMode::kAffine, "affine", 0, 0},
+                           {QuantizationMode::kMxfp4, "mxfp4", 4, 32},
+                           {QuantizationMode::kMxfp8, "mxfp8", 8, 32},
+                           {QuantizationMode::kNvfp4, "nvfp4", 4, 16}};
+
+const Mode& Of(QuantizationMode mode) { return kModes[static_cast<size_t>(mode)]; }
+
+}  // namespace
+
+std::string_view QuantizationModeName(QuantizationMode mode) { return Of(mode).name; }
+
+bool ParseQuantizationMode(std::string_view name, QuantizationMode& mode) {
+  for (const Mode& known : kModes) {
+    if (known.name != name) continue;
+    mode = known.mode;
+    return true;
+  }
+  return false;
+}
+
+int ModeBits(QuantizationMode mode) { return Of(mode).bits; }
+
+int ModeGroupSize(QuantizationMode mode) { return Of(mode).group_size; }
 
 int64_t MatrixSegment::row_bytes() const {
   return quantized() ? cols * bits / 8 : cols * static_cast<int64_t>(DTypeSize(dtype));
 }
 
 int64_t MatrixSegment::bytes() const {
-  return rows * (row_bytes() + 2 * groups() * static_cast<int64_t>(DTypeSize(dtype)));
+  return rows * (row_bytes() + (affine() ? 2 : 1) * scale_row_bytes());
+}
+
+float MatrixSegment::ScaleOf(int64_t group) const {
+  const auto code = std::to_integer<unsigned>(scales[group]);
+  const float scale = mode == QuantizationMode::kNvfp4 ? E4M3ToFloat(code) : E8M0ToFloat(code);
+  return scale * global_scale;
+}
+
+std::string MatrixSegment::FormatName() const {
+  if (!quantized()) return std::string(DTypeName(dtype));
+  if (!affine()) return std::string(QuantizationModeName(mode));
+  return Concat(bits, "-bit, groups of ", group_size);
 }
 
 int64_t WeightMatrix::bytes() const {
@@ -33,6 +79,11 @@ void DequantizeRow(const MatrixSegment& segment, int64_t row, float* out) {
     if (bit % 8 + segment.bits > 8) word |= std::to_integer<unsigned>(data[byte + 1]) << 8;
     const unsigned q = (word >> (bit % 8)) & mask;
     const size_t group = static_cast<size_t>(row * segment.groups() + k / segment.group_size);
+    if (!segment.affine()) {
+      const float number = segment.bits == 4 ? E2M1ToFloat(q) : E4M3ToFloat(q);
+      out[k] = number * segment.ScaleOf(static_cast<int64_t>(group));
+      continue;
+    }
     out[k] = static_cast<float>(q) * LoadFloat(segment.scales, segment.dtype, group) +
              LoadFloat(segment.biases, segment.dtype, group);
   }

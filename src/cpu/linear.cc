@@ -32,7 +32,9 @@ void RunBlocks(const MatmulJob& job, int64_t begin, int64_t end, MatmulScratch& 
     if (!segment.quantized) {
       MatmulDense(segment.dense, from * kBlockRows, std::min(to * kBlockRows, segment.rows),
                   input.rows(), input.tokens(), output);
-    } else if (const QuantizedInput* quantized = input.quantized(segment.packed.group_size)) {
+    } else if (const QuantizedInput* quantized = segment.packed.integer()
+                                                     ? input.quantized(segment.packed.group_size)
+                                                     : nullptr) {
       MatmulPackedFast(segment.packed, from, to, *quantized, input.tokens(), output, scratch);
     } else {
       MatmulPackedF32(segment.packed, from, to, input.rows(), input.tokens(), output, scratch);
@@ -56,7 +58,8 @@ void PreparedInput::Prepare(const float* x, int64_t stride, int64_t tokens, cons
   tokens_ = tokens;
   forms_used_ = 0;
   for (const LoadedSegment& segment : matrix.segments) {
-    if (!quantize || !segment.quantized || quantized(segment.packed.group_size) != nullptr) {
+    if (!quantize || !segment.quantized || !segment.packed.integer() ||
+        quantized(segment.packed.group_size) != nullptr) {
       continue;
     }
     if (forms_used_ == forms_.size()) forms_.emplace_back();

@@ -20,10 +20,9 @@ void ReleaseRows(const MatrixSegment& segment, int64_t row_begin, int64_t row_en
     MappedFile::Release(
         {data + row_begin * row_bytes, static_cast<size_t>((row_end - row_begin) * row_bytes)});
   };
-  const int64_t scale_row_bytes = segment.groups() * static_cast<int64_t>(DTypeSize(segment.dtype));
   release(segment.data, segment.row_bytes());
-  release(segment.scales, scale_row_bytes);
-  release(segment.biases, scale_row_bytes);
+  release(segment.scales, segment.scale_row_bytes());
+  if (segment.affine()) release(segment.biases, segment.scale_row_bytes());
 }
 
 void PackSegment(const MatrixSegment& source, bool mapped, ThreadPool& pool,

@@ -18,28 +18,44 @@ namespace HWY_NAMESPACE {
 // Four sums per token and row: 24 of 32 registers, or 8 of 16.
 inline constexpr int64_t kF32TileTokens = kLanes == 16 ? 6 : 2;
 
+// The weights of codes, one in each 32-bit lane, as DequantizeRow rounds them.
+template <class Format>
+HWY_INLINE VF Weights(VI codes, const GroupScales& scales) {
+  const DF df;
+  if constexpr (Format::kCodes == WeightCodes::kE4M3) {
+    return hn::Mul(E4M3Numbers(codes), scales.scale);
+  } else if constexpr (Format::kCodes == WeightCodes::kE2M1) {
+    const VI number = hn::Sub(codes, hn::Set(DI(), kE2M1Offset));
+    return hn::Mul(hn::ConvertTo(df, number), scales.scale);
+  } else {
+    // The product first.
+    return hn::Add(hn::Mul(hn::ConvertTo(df, codes), scales.scale), scales.bias);
+  }
+}
+
 // Writes the block as [kParts][cols][kLanes].
-template <int kBits>
+template <class Format>
 void DequantizeBlock(const PackedMatrix& matrix, int64_t block, float* to) {
   const DF df;
   const DI di;
-  const int64_t groups = matrix.groups();
-  const int64_t units = matrix.group_size / kUnitColumns;
-  const auto scale_bytes = static_cast<size_t>(matrix.scale_bytes());
-  const size_t part_scale_bytes = scale_bytes / kParts;
+  constexpr int kGroupQuads = 8 / Format::kSpanGroups;
+  const int64_t units = matrix.span() / kUnitColumns;
+  const auto scale_bytes = static_cast<size_t>(matrix.span_scale_bytes());
   const VI low_byte = hn::Set(di, 0xff);
-  const std::byte* group = matrix.data + block * matrix.block_bytes();
-  for (int64_t g = 0; g < groups; ++g, group += matrix.group_bytes()) {
+  const std::byte* span = matrix.data + block * matrix.block_bytes();
+  for (int64_t s = 0; s < matrix.spans(); ++s, span += matrix.span_bytes()) {
     for (size_t p = 0; p < kParts; ++p) {
-      const VF scale = LoadFloats(group + p * part_scale_bytes, matrix.scale_dtype);
-      const VF bias = LoadFloats(group + scale_bytes + p * part_scale_bytes, matrix.scale_dtype);
-      const uint8_t* unit = reinterpret_cast<const uint8_t*>(group + 2 * scale_bytes);
+      GroupScales scales[Format::kSpanGroups];
+      for (int g = 0; g < Format::kSpanGroups; ++g) {
+        scales[g] = LoadScales<Format>(span, g, p, matrix.scale_dtype);
+      }
+      const uint8_t* unit = reinterpret_cast<const uint8_t*>(span + scale_bytes);
       float* out =
-          to + (p * static_cast<size_t>(matrix.cols) + static_cast<size_t>(g * matrix.group_size)) *
-                   kLanes;
-      for (int64_t u = 0; u < units; ++u, unit += 64 * kBits) {
+          to +
+          (p * static_cast<size_t>(matrix.cols) + static_cast<size_t>(s * matrix.span())) * kLanes;
+      for (int64_t u = 0; u < units; ++u, unit += 64 * Format::kBits) {
         V8 q[8];
-        UnpackUnit<kBits>(unit, p, q);
+        UnpackWhole<Format>(unit, p, q);
         for (int j = 0; j < 8; ++j, out += 4 * kLanes) {
           const VI four = hn::BitCast(di, q[j]);
           const VI columns[4] = {hn::And(four, low_byte),
@@ -47,9 +63,7 @@ void DequantizeBlock(const PackedMatrix& matrix, int64_t block, float* to) {
                                  hn::And(hn::ShiftRight<16>(four), low_byte),
                                  hn::And(hn::ShiftRight<24>(four), low_byte)};
           for (size_t c = 0; c < 4; ++c) {
-            // Rounded like DequantizeRow: the product first.
-            const VF w = hn::Add(hn::Mul(hn::ConvertTo(df, columns[c]), scale), bias);
-            hn::Store(w, df, out + c * kLanes);
+            hn::Store(Weights<Format>(columns[c], scales[j / kGroupQuads]), df, out + c * kLanes);
           }
         }
       }
@@ -92,13 +106,13 @@ void MultiplyTiles(const float* weights, const PackedMatrix& matrix, int64_t blo
   }
 }
 
-template <int kBits>
+template <class Format>
 void Multiply(const PackedMatrix& matrix, int64_t block_begin, int64_t block_end, const float* x,
               int64_t tokens, const MatmulOutput& output, MatmulScratch& scratch) {
   float* weights = scratch.floats.Get(static_cast<size_t>(matrix.cols) * 16);
   const int64_t whole = tokens / kF32TileTokens * kF32TileTokens;
   for (int64_t block = block_begin; block < block_end; ++block) {
-    DequantizeBlock<kBits>(matrix, block, weights);
+    DequantizeBlock<Format>(matrix, block, weights);
     MultiplyTiles<kF32TileTokens>(weights, matrix, block, x, 0, whole, output);
     MultiplyTiles<1>(weights, matrix, block, x, whole, tokens, output);
   }
@@ -107,20 +121,9 @@ void Multiply(const PackedMatrix& matrix, int64_t block_begin, int64_t block_end
 void MatmulPackedF32Impl(const PackedMatrix& matrix, int64_t block_begin, int64_t block_end,
                          const float* x, int64_t tokens, const MatmulOutput& output,
                          MatmulScratch& scratch) {
-  switch (matrix.bits) {
-    case 2:
-      return Multiply<2>(matrix, block_begin, block_end, x, tokens, output, scratch);
-    case 3:
-      return Multiply<3>(matrix, block_begin, block_end, x, tokens, output, scratch);
-    case 4:
-      return Multiply<4>(matrix, block_begin, block_end, x, tokens, output, scratch);
-    case 5:
-      return Multiply<5>(matrix, block_begin, block_end, x, tokens, output, scratch);
-    case 6:
-      return Multiply<6>(matrix, block_begin, block_end, x, tokens, output, scratch);
-    default:
-      return Multiply<8>(matrix, block_begin, block_end, x, tokens, output, scratch);
-  }
+  WithPackedFormat<true>(matrix, [&]<class Format>() {
+    Multiply<Format>(matrix, block_begin, block_end, x, tokens, output, scratch);
+  });
 }
 
 }  // namespace HWY_NAMESPACE

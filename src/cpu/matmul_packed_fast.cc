@@ -31,26 +31,30 @@ HWY_INLINE VF AddGroup(VF sum, VI dots, VF scale, VF bias, float x_scale, float 
 }
 
 // One token: weights go from memory to registers once and are used at once.
-template <int kBits, DType kScaleType>
+template <class Format, DType kScaleType>
 void MultiplyOne(const PackedMatrix& matrix, int64_t block_begin, int64_t block_end,
                  const QuantizedInput& input, const MatmulOutput& output) {
   const DF df;
   const DI di;
-  const int64_t groups = matrix.groups();
-  const int64_t units = matrix.group_size / kUnitColumns;
+  constexpr int kBits = Format::kBits;
+  constexpr int kSpanGroups = Format::kSpanGroups;
+  constexpr int kGroupQuads = 8 / kSpanGroups;
   constexpr size_t kScaleBytes = 16 * (kScaleType == DType::kF32 ? 4 : 2);
-  constexpr size_t kPartScaleBytes = kScaleBytes / kParts;
+  const int64_t spans = matrix.spans();
+  const int64_t units = matrix.span() / kUnitColumns;
   const std::byte* from = matrix.data + block_begin * matrix.block_bytes();
   for (int64_t block = block_begin; block < block_end; ++block) {
     const int8_t* x = input.values;
     VF sums[kParts];
     for (size_t p = 0; p < kParts; ++p) sums[p] = hn::Zero(df);
-    for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t s = 0; s < spans; ++s) {
       const std::byte* scales = from;
-      from += 2 * kScaleBytes;
-      VI even[kParts];
-      VI odd[kParts];
-      for (size_t p = 0; p < kParts; ++p) even[p] = odd[p] = hn::Zero(di);
+      from += Format::kSpanScales * kScaleBytes;
+      VI even[kSpanGroups][kParts];
+      VI odd[kSpanGroups][kParts];
+      for (int g = 0; g < kSpanGroups; ++g) {
+        for (size_t p = 0; p < kParts; ++p) even[g][p] = odd[g][p] = hn::Zero(di);
+      }
       for (int64_t u = 0; u < units; ++u, from += 64 * kBits, x += kUnitColumns) {
         const auto* unit = reinterpret_cast<const uint8_t*>(from);
         for (int line = 0; line < kBits; ++line) {
@@ -58,18 +62,21 @@ void MultiplyOne(const PackedMatrix& matrix, int64_t block_begin, int64_t block_
         }
         for (size_t p = 0; p < kParts; ++p) {
           V8 q[8];
-          UnpackUnit<kBits>(unit, p, q);
+          UnpackWhole<Format>(unit, p, q);
           for (int j = 0; j < 8; j += 2) {
-            even[p] = DotQuads<kBits>(even[p], q[j], x + 4 * j);
-            odd[p] = DotQuads<kBits>(odd[p], q[j + 1], x + 4 * j + 4);
+            const int g = j / kGroupQuads;
+            even[g][p] = DotQuads<Format::kDotBits>(even[g][p], q[j], x + 4 * j);
+            odd[g][p] = DotQuads<Format::kDotBits>(odd[g][p], q[j + 1], x + 4 * j + 4);
           }
         }
       }
-      for (size_t p = 0; p < kParts; ++p) {
-        const VF scale = LoadFloats(scales + p * kPartScaleBytes, kScaleType);
-        const VF bias = LoadFloats(scales + kScaleBytes + p * kPartScaleBytes, kScaleType);
-        sums[p] = AddGroup(sums[p], hn::Add(even[p], odd[p]), scale, bias, input.scales[g],
-                           input.sums[g]);
+      for (int g = 0; g < kSpanGroups; ++g) {
+        const int64_t group = s * kSpanGroups + g;
+        for (size_t p = 0; p < kParts; ++p) {
+          const GroupScales of = LoadScales<Format>(scales, g, p, kScaleType);
+          sums[p] = AddGroup(sums[p], hn::Add(even[g][p], odd[g][p]), of.scale, of.bias,
+                             input.scales[group], input.sums[group]);
+        }
       }
     }
     for (size_t p = 0; p < kParts; ++p) {
@@ -86,46 +93,46 @@ struct UnpackedBlock {
   float* biases;   // [groups][16]
 };
 
-template <int kBits>
+template <class Format>
 void UnpackBlock(const PackedMatrix& matrix, int64_t block, const UnpackedBlock& to) {
   const DF df;
   const D8 d8;
-  const int64_t groups = matrix.groups();
-  const int64_t units = matrix.group_size / kUnitColumns;
-  const auto scale_bytes = static_cast<size_t>(matrix.scale_bytes());
-  const size_t part_scale_bytes = scale_bytes / kParts;
-  const std::byte* group = matrix.data + block * matrix.block_bytes();
+  const int64_t units = matrix.span() / kUnitColumns;
+  const auto scale_bytes = static_cast<size_t>(matrix.span_scale_bytes());
+  const std::byte* span = matrix.data + block * matrix.block_bytes();
   uint8_t* bytes[kParts];
   for (size_t p = 0; p < kParts; ++p) {
     bytes[p] = to.bytes + p * static_cast<size_t>(matrix.cols) * kLanes;
   }
-  for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* unit = reinterpret_cast<const uint8_t*>(group + 2 * scale_bytes);
-    for (int64_t u = 0; u < units; ++u, unit += 64 * kBits) {
+  for (int64_t s = 0; s < matrix.spans(); ++s, span += matrix.span_bytes()) {
+    const uint8_t* unit = reinterpret_cast<const uint8_t*>(span + scale_bytes);
+    for (int64_t u = 0; u < units; ++u, unit += 64 * Format::kBits) {
       for (size_t p = 0; p < kParts; ++p) {
         V8 q[8];
-        UnpackUnit<kBits>(unit, p, q);
+        UnpackWhole<Format>(unit, p, q);
         for (int j = 0; j < 8; ++j, bytes[p] += kLanes * 4) hn::StoreU(q[j], d8, bytes[p]);
       }
     }
-    for (size_t p = 0; p < kParts; ++p) {
-      const size_t at = static_cast<size_t>(g) * 16 + p * kLanes;
-      hn::Store(LoadFloats(group + p * part_scale_bytes, matrix.scale_dtype), df, to.scales + at);
-      hn::Store(LoadFloats(group + scale_bytes + p * part_scale_bytes, matrix.scale_dtype), df,
-                to.biases + at);
+    for (int g = 0; g < Format::kSpanGroups; ++g) {
+      for (size_t p = 0; p < kParts; ++p) {
+        const size_t at = static_cast<size_t>(s * Format::kSpanGroups + g) * 16 + p * kLanes;
+        const GroupScales of = LoadScales<Format>(span, g, p, matrix.scale_dtype);
+        hn::Store(of.scale, df, to.scales + at);
+        hn::Store(of.bias, df, to.biases + at);
+      }
     }
-    group += matrix.group_bytes();
   }
 }
 
-// kTokens tokens of one tile times kLanes rows of an unpacked block.
-template <int kBits, int kTokens>
+// kTokens tokens of one tile times kLanes rows of an unpacked block. kQuads quads at a time, which
+// divide a group.
+template <int kBits, int kQuads, int kTokens>
 void MultiplyTile(const UnpackedBlock& block, size_t part, int64_t cols, int group_size,
                   const int8_t* x, const float* x_scales, const float* x_sums, VF* out) {
   const DF df;
   const DI di;
   const int64_t groups = cols / group_size;
-  const int64_t units = group_size / kUnitColumns;
+  const int64_t units = group_size / (4 * kQuads);
   const uint8_t* w = block.bytes + part * static_cast<size_t>(cols) * kLanes;
   const float* scales = block.scales + part * kLanes;
   const float* biases = block.biases + part * kLanes;
@@ -134,8 +141,8 @@ void MultiplyTile(const UnpackedBlock& block, size_t part, int64_t cols, int gro
   for (int64_t g = 0; g < groups; ++g) {
     VI dots[kTokens];
     for (int t = 0; t < kTokens; ++t) dots[t] = hn::Zero(di);
-    for (int64_t u = 0; u < units; ++u, w += 8 * kLanes * 4, x += kUnitColumns * kTokens) {
-      DotUnit<kBits, kTokens>(w, x, dots);
+    for (int64_t u = 0; u < units; ++u, w += kQuads * kLanes * 4, x += 4 * kQuads * kTokens) {
+      DotUnit<kBits, kTokens, kQuads>(w, x, dots);
     }
     const VF scale = hn::Load(df, scales + g * 16);
     const VF bias = hn::Load(df, biases + g * 16);
@@ -148,7 +155,7 @@ void MultiplyTile(const UnpackedBlock& block, size_t part, int64_t cols, int gro
   for (int t = 0; t < kTokens; ++t) out[t] = sums[t];
 }
 
-template <int kBits, int kTokens>
+template <int kBits, int kQuads, int kTokens>
 void MultiplyTiles(const UnpackedBlock& unpacked, const PackedMatrix& matrix, int64_t block,
                    const QuantizedInput& input, int64_t token_begin, int64_t token_end,
                    const MatmulOutput& output) {
@@ -156,9 +163,9 @@ void MultiplyTiles(const UnpackedBlock& unpacked, const PackedMatrix& matrix, in
     const int64_t scale_at = token * matrix.groups();
     for (size_t p = 0; p < kParts; ++p) {
       VF sums[kTokens];
-      MultiplyTile<kBits, kTokens>(unpacked, p, matrix.cols, matrix.group_size,
-                                   input.values + token * matrix.cols, input.scales + scale_at,
-                                   input.sums + scale_at, sums);
+      MultiplyTile<kBits, kQuads, kTokens>(unpacked, p, matrix.cols, matrix.group_size,
+                                           input.values + token * matrix.cols,
+                                           input.scales + scale_at, input.sums + scale_at, sums);
       const int64_t row = block * kBlockRows + static_cast<int64_t>(p * kLanes);
       for (int t = 0; t < kTokens; ++t) StoreRows(sums[t], output, token + t, row, matrix.rows);
     }
@@ -166,16 +173,17 @@ void MultiplyTiles(const UnpackedBlock& unpacked, const PackedMatrix& matrix, in
 }
 
 // The smaller last tile; recursion finds the instance for its size.
-template <int kBits, int kTokens>
+template <int kBits, int kQuads, int kTokens>
 void MultiplyLastTile(const UnpackedBlock& unpacked, const PackedMatrix& matrix, int64_t block,
                       const QuantizedInput& input, int64_t token_begin, int64_t token_end,
                       const MatmulOutput& output) {
   if constexpr (kTokens > 0) {
     if (token_end - token_begin == kTokens) {
-      MultiplyTiles<kBits, kTokens>(unpacked, matrix, block, input, token_begin, token_end, output);
+      MultiplyTiles<kBits, kQuads, kTokens>(unpacked, matrix, block, input, token_begin, token_end,
+                                            output);
     } else {
-      MultiplyLastTile<kBits, kTokens - 1>(unpacked, matrix, block, input, token_begin, token_end,
-                                           output);
+      MultiplyLastTile<kBits, kQuads, kTokens - 1>(unpacked, matrix, block, input, token_begin,
+                                                   token_end, output);
     }
   }
 }
@@ -183,7 +191,7 @@ void MultiplyLastTile(const UnpackedBlock& unpacked, const PackedMatrix& matrix,
 // How the dot products of a tile treat weights of this many bits (DotUnit).
 constexpr int DotBits(int bits) { return bits == 8 ? 8 : bits <= 4 ? 4 : 6; }
 
-template <int kBits>
+template <class Format>
 void MultiplyMany(const PackedMatrix& matrix, int64_t block_begin, int64_t block_end,
                   const QuantizedInput& input, int64_t tokens, const MatmulOutput& output,
                   MatmulScratch& scratch) {
@@ -194,47 +202,37 @@ void MultiplyMany(const PackedMatrix& matrix, int64_t block_begin, int64_t block
   unpacked.scales = scratch.floats.Get(groups * 32);
   unpacked.biases = unpacked.scales + groups * 16;
   const int64_t whole = tokens / kTileTokens * kTileTokens;
-  constexpr int kDotBits = DotBits(kBits);
+  constexpr int kBits = DotBits(Format::kDotBits);
+  constexpr int kQuads = 8 / Format::kSpanGroups;
   for (int64_t block = block_begin; block < block_end; ++block) {
-    UnpackBlock<kBits>(matrix, block, unpacked);
-    MultiplyTiles<kDotBits, kTileTokens>(unpacked, matrix, block, input, 0, whole, output);
-    MultiplyLastTile<kDotBits, kTileTokens - 1>(unpacked, matrix, block, input, whole, tokens,
-                                                output);
+    UnpackBlock<Format>(matrix, block, unpacked);
+    MultiplyTiles<kBits, kQuads, kTileTokens>(unpacked, matrix, block, input, 0, whole, output);
+    MultiplyLastTile<kBits, kQuads, kTileTokens - 1>(unpacked, matrix, block, input, whole, tokens,
+                                                     output);
   }
 }
 
-template <int kBits>
+template <class Format>
 void Multiply(const PackedMatrix& matrix, int64_t block_begin, int64_t block_end,
               const QuantizedInput& input, int64_t tokens, const MatmulOutput& output,
               MatmulScratch& scratch) {
   if (tokens > 1) {
-    MultiplyMany<kBits>(matrix, block_begin, block_end, input, tokens, output, scratch);
+    MultiplyMany<Format>(matrix, block_begin, block_end, input, tokens, output, scratch);
   } else if (matrix.scale_dtype == DType::kBF16) {
-    MultiplyOne<kBits, DType::kBF16>(matrix, block_begin, block_end, input, output);
+    MultiplyOne<Format, DType::kBF16>(matrix, block_begin, block_end, input, output);
   } else if (matrix.scale_dtype == DType::kF16) {
-    MultiplyOne<kBits, DType::kF16>(matrix, block_begin, block_end, input, output);
+    MultiplyOne<Format, DType::kF16>(matrix, block_begin, block_end, input, output);
   } else {
-    MultiplyOne<kBits, DType::kF32>(matrix, block_begin, block_end, input, output);
+    MultiplyOne<Format, DType::kF32>(matrix, block_begin, block_end, input, output);
   }
 }
 
 void MatmulPackedFastImpl(const PackedMatrix& matrix, int64_t block_begin, int64_t block_end,
                           const QuantizedInput& input, int64_t tokens, const MatmulOutput& output,
                           MatmulScratch& scratch) {
-  switch (matrix.bits) {
-    case 2:
-      return Multiply<2>(matrix, block_begin, block_end, input, tokens, output, scratch);
-    case 3:
-      return Multiply<3>(matrix, block_begin, block_end, input, tokens, output, scratch);
-    case 4:
-      return Multiply<4>(matrix, block_begin, block_end, input, tokens, output, scratch);
-    case 5:
-      return Multiply<5>(matrix, block_begin, block_end, input, tokens, output, scratch);
-    case 6:
-      return Multiply<6>(matrix, block_begin, block_end, input, tokens, output, scratch);
-    default:
-      return Multiply<8>(matrix, block_begin, block_end, input, tokens, output, scratch);
-  }
+  WithPackedFormat<false>(matrix, [&]<class Format>() {
+    Multiply<Format>(matrix, block_begin, block_end, input, tokens, output, scratch);
+  });
 }
 
 // One group of one token into its place among the quads of its tile.

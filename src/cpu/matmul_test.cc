@@ -98,62 +98,79 @@ TEST_P(MatmulTest, QuantizedActivationsAreNearestInGroup) {
   EXPECT_EQ(zeros.sums[0], 0.0f);
 }
 
-// Every format and awkward size against the plain sum, for both ways to compute.
+// One format against the plain sum, for both ways to compute (E4M3 numbers have one).
+void ExpectPackedProducts(const MatrixSegment& source, const std::string& name) {
+  const int64_t rows = source.rows;
+  const int64_t cols = source.cols;
+  const Packed packed(source);
+  std::vector<std::vector<float>> weights(static_cast<size_t>(rows),
+                                          std::vector<float>(static_cast<size_t>(cols)));
+  std::vector<float> bias;
+  for (int64_t r = 0; r < rows; ++r) {
+    DequantizeRow(source, r, weights[static_cast<size_t>(r)].data());
+    bias.push_back(0.25f * static_cast<float>(r % 7) - 0.5f);
+  }
+  for (int64_t tokens : {1, 2, 5, 13, 33}) {
+    const std::vector<float> x = SomeActivations(tokens, cols);
+    const Quantized quantized(x, tokens, cols, source.group_size);
+    for (const bool fast : {false, true}) {
+      if (fast && !packed.matrix.integer()) continue;
+      // The rows lie in wider rows; what is beside them must stay.
+      const int64_t stride = rows + 3;
+      std::vector<float> y(static_cast<size_t>(tokens * stride), 7.0f);
+      const MatmulOutput output{y.data(), stride, bias.data(), 0.5f, true};
+      MatmulScratch scratch;
+      if (fast) {
+        MatmulPackedFast(packed.matrix, 0, packed.matrix.blocks(), quantized.input, tokens, output,
+                         scratch);
+      } else {
+        MatmulPackedF32(packed.matrix, 0, packed.matrix.blocks(), x.data(), tokens, output,
+                        scratch);
+      }
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t r = 0; r < stride; ++r) {
+          const float actual = y[static_cast<size_t>(t * stride + r)];
+          if (r >= rows) {
+            ASSERT_EQ(actual, 7.0f);
+            continue;
+          }
+          const Expected expected = Reference(weights[static_cast<size_t>(r)], [&](int64_t k) {
+            return fast ? quantized.At(t, k, tokens, cols) : x[static_cast<size_t>(t * cols + k)];
+          });
+          // f32 rounding of the running sum. The fast sum holds q * scale and bias apart, which
+          // are larger than their sum: hence the factor.
+          ASSERT_NEAR(actual, 7.0 + 0.5 * (expected.value + bias[static_cast<size_t>(r)]),
+                      2e-6 * (expected.size + 8) * (fast ? 4 : 1))
+              << name << ", " << rows << " rows, token " << t << " of " << tokens << ", row " << r
+              << (fast ? ", fast" : ", f32");
+        }
+      }
+    }
+  }
+}
+
+// Every format and awkward size.
 TEST_P(MatmulTest, PackedProductsEqualTheFormula) {
   for (int bits : {2, 3, 4, 5, 6, 8}) {
     for (int group_size : {32, 64, 128}) {
       for (int64_t rows : {1, 17, 52}) {
         const DType dtype = rows == 1 ? DType::kF32 : rows == 17 ? DType::kF16 : DType::kBF16;
-        const int64_t cols = 2 * group_size;
-        const RandomSegment source(rows, cols, bits, group_size, dtype, 0.3f,
+        const RandomSegment source(rows, 2 * group_size, bits, group_size, dtype, 0.3f,
                                    static_cast<uint32_t>(rows + bits));
-        const Packed packed(source.segment());
-        std::vector<std::vector<float>> weights(static_cast<size_t>(rows),
-                                                std::vector<float>(static_cast<size_t>(cols)));
-        std::vector<float> bias;
-        for (int64_t r = 0; r < rows; ++r) {
-          DequantizeRow(source.segment(), r, weights[static_cast<size_t>(r)].data());
-          bias.push_back(0.25f * static_cast<float>(r % 7) - 0.5f);
-        }
-        for (int64_t tokens : {1, 2, 5, 13, 33}) {
-          const std::vector<float> x = SomeActivations(tokens, cols);
-          const Quantized quantized(x, tokens, cols, group_size);
-          for (const bool fast : {false, true}) {
-            // The rows lie in wider rows; what is beside them must stay.
-            const int64_t stride = rows + 3;
-            std::vector<float> y(static_cast<size_t>(tokens * stride), 7.0f);
-            const MatmulOutput output{y.data(), stride, bias.data(), 0.5f, true};
-            MatmulScratch scratch;
-            if (fast) {
-              MatmulPackedFast(packed.matrix, 0, packed.matrix.blocks(), quantized.input, tokens,
-                               output, scratch);
-            } else {
-              MatmulPackedF32(packed.matrix, 0, packed.matrix.blocks(), x.data(), tokens, output,
-                              scratch);
-            }
-            for (int64_t t = 0; t < tokens; ++t) {
-              for (int64_t r = 0; r < stride; ++r) {
-                const float actual = y[static_cast<size_t>(t * stride + r)];
-                if (r >= rows) {
-                  ASSERT_EQ(actual, 7.0f);
-                  continue;
-                }
-                const Expected expected =
-                    Reference(weights[static_cast<size_t>(r)], [&](int64_t k) {
-                      return fast ? quantized.At(t, k, tokens, cols)
-                                  : x[static_cast<size_t>(t * cols + k)];
-                    });
-                // f32 rounding of the running sum. The fast sum holds q * scale and bias apart,
-                // which are larger than their sum: hence the factor.
-                ASSERT_NEAR(actual, 7.0 + 0.5 * (expected.value + bias[static_cast<size_t>(r)]),
-                            2e-6 * (expected.size + 8) * (fast ? 4 : 1))
-                    << bits << " bits, group " << group_size << ", " << rows << " rows, token " << t
-                    << " of " << tokens << ", row " << r << (fast ? ", fast" : ", f32");
-              }
-            }
-          }
-        }
+        ExpectPackedProducts(source.segment(), source.segment().FormatName());
       }
+    }
+  }
+}
+
+TEST_P(MatmulTest, ProductsOfSmallFloatsEqualTheFormula) {
+  for (const QuantizationMode mode :
+       {QuantizationMode::kMxfp4, QuantizationMode::kMxfp8, QuantizationMode::kNvfp4}) {
+    for (int64_t rows : {1, 17, 52}) {
+      const RandomSegment source(rows, 96, mode, static_cast<uint32_t>(rows));
+      ExpectPackedProducts(source.segment(), source.segment().FormatName());
+      const RandomSegment scaled(rows, 64, mode, static_cast<uint32_t>(rows), 0.7f);
+      ExpectPackedProducts(scaled.segment(), scaled.segment().FormatName() + ", scaled");
     }
   }
 }
@@ -191,7 +208,14 @@ TEST_P(MatmulTest, BitsDoNotDependOnBatchRangeOrThreads) {
   const RandomSegment q4(292, 192, 4, 64, DType::kBF16, 0.3f, 1);
   const RandomSegment q8(21, 192, 8, 32, DType::kF16, 0.3f, 2);
   const RandomSegment dense(30, 192, 0, 0, DType::kBF16, 0.3f, 3);
-  weights.matrices.push_back({343, 192, {q4.segment(), q8.segment(), dense.segment()}});
+  const RandomSegment fp4(37, 192, QuantizationMode::kMxfp4, 4);
+  const RandomSegment fp8(18, 192, QuantizationMode::kMxfp8, 5);
+  const RandomSegment nv4(20, 192, QuantizationMode::kNvfp4, 6);
+  constexpr int64_t kRows = 292 + 21 + 30 + 37 + 18 + 20;
+  weights.matrices.push_back(
+      {kRows,
+       192,
+       {q4.segment(), q8.segment(), dense.segment(), fp4.segment(), fp8.segment(), nv4.segment()}});
   const int64_t tokens = 29;
   const std::vector<float> x = SomeActivations(tokens, 192);
   const std::vector<float> norm = SomeActivations(1, 192);
@@ -203,13 +227,13 @@ TEST_P(MatmulTest, BitsDoNotDependOnBatchRangeOrThreads) {
       std::vector<MatmulScratch> scratch(static_cast<size_t>(threads));
       PreparedInput input;
       for (int64_t batch : {29, 1, 2, 12}) {
-        std::vector<float> y(static_cast<size_t>(tokens * 343), 1.0f);
+        std::vector<float> y(static_cast<size_t>(tokens * kRows), 1.0f);
         for (int64_t t = 0; t < tokens; t += batch) {
           const int64_t count = std::min(batch, tokens - t);
           input.Prepare(x.data() + t * 192, 192, count, {norm.data(), 2, 1e-5f}, loaded.matrix(0),
                         quantize, pool);
           const MatmulJob job{
-              &loaded.matrix(0), &input, {y.data() + t * 343, 343, nullptr, 0.3f, true}};
+              &loaded.matrix(0), &input, {y.data() + t * kRows, kRows, nullptr, 0.3f, true}};
           RunMatmuls({&job, 1}, pool, scratch);
         }
         if (first.empty()) first = y;

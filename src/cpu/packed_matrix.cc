@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/small_float.h"
 
 namespace adder {
 namespace {
@@ -81,22 +82,34 @@ unsigned UnitValue(const std::byte* unit, int bits, int row, int column) {
   return value;
 }
 
+// One scale or bias in the packed form.
+void StoreScale(float value, DType dtype, std::byte* out) {
+  if (dtype == DType::kF32) {
+    std::memcpy(out, &value, sizeof(value));
+  } else {
+    const uint16_t raw = FloatToBF16(value);
+    std::memcpy(out, &raw, sizeof(raw));
+  }
+}
+
 // Scales or biases of one group: source [rows, groups] to [16].
 void PackScales(const MatrixSegment& segment, const std::byte* source, int64_t first_row,
-                int64_t group, DType dtype, std::byte* out) {
-  const size_t size = DTypeSize(dtype);
+                int64_t group, const PackedMatrix& packed, std::byte* out) {
+  const size_t size = DTypeSize(packed.scale_dtype);
   for (int64_t r = 0; r < kBlockRows; ++r, out += size) {
     const int64_t row = first_row + r;
     if (row >= segment.rows) {
       std::memset(out, 0, size);
       continue;
     }
-    const auto index = static_cast<size_t>(row * segment.groups() + group);
-    if (segment.dtype == dtype) {
-      std::memcpy(out, source + index * size, size);
+    const int64_t index = row * segment.groups() + group;
+    if (packed.codes != WeightCodes::kAffine) {
+      const float half = packed.codes == WeightCodes::kE2M1 ? 0.5f : 1.0f;
+      StoreScale(half * segment.ScaleOf(index), packed.scale_dtype, out);
+    } else if (segment.dtype == packed.scale_dtype) {
+      std::memcpy(out, source + static_cast<size_t>(index) * size, size);
     } else {
-      const float value = LoadFloat(source, segment.dtype, index);
-      std::memcpy(out, &value, sizeof(value));
+      StoreScale(LoadFloat(source, segment.dtype, static_cast<size_t>(index)), DType::kF32, out);
     }
   }
 }
@@ -109,18 +122,24 @@ PackedMatrix DescribePacked(const MatrixSegment& segment) {
     Fail("The CPU backend has no kernel for ", segment.bits,
          "-bit weights (it has 2, 3, 4, 5, 6 and 8).");
   }
-  if (segment.group_size <= 0 || segment.group_size % kUnitColumns != 0 ||
-      segment.cols % segment.group_size != 0) {
-    Fail("The CPU backend cannot read quantisation groups of ", segment.group_size,
-         " columns in rows of ", segment.cols, ": groups must be multiples of ", kUnitColumns,
-         " that divide the row.");
-  }
   PackedMatrix packed;
   packed.rows = segment.rows;
   packed.cols = segment.cols;
   packed.bits = segment.bits;
   packed.group_size = segment.group_size;
   packed.scale_dtype = segment.dtype == DType::kF64 ? DType::kF32 : segment.dtype;
+  if (!segment.affine()) {
+    packed.codes = segment.bits == 4 ? WeightCodes::kE2M1 : WeightCodes::kE4M3;
+    packed.scale_dtype = segment.global_scale == 1.0f ? DType::kBF16 : DType::kF32;
+  }
+  const bool halves = packed.codes == WeightCodes::kE2M1 && 2 * segment.group_size == kUnitColumns;
+  if (segment.group_size <= 0 || (segment.group_size % kUnitColumns != 0 && !halves) ||
+      segment.cols % packed.span() != 0) {
+    Fail("The CPU backend cannot read quantisation groups of ", segment.group_size,
+         " columns in rows of ", segment.cols, ": groups must be multiples of ", kUnitColumns,
+         " that divide the row",
+         halves ? Concat(", or 16 in rows of multiples of ", kUnitColumns) : std::string(), ".");
+  }
   return packed;
 }
 
@@ -128,20 +147,24 @@ void PackBlocks(const MatrixSegment& segment, int64_t block_begin, int64_t block
                 const PackedMatrix& packed) {
   const int64_t unit_bytes = 64 * packed.bits;
   const int64_t source_unit_bytes = kUnitColumns * packed.bits / 8;
-  const int64_t units_per_group = packed.group_size / kUnitColumns;
+  const int64_t units_per_span = packed.span() / kUnitColumns;
+  const int64_t groups_per_span = packed.span() / packed.group_size;
   for (int64_t block = block_begin; block < block_end; ++block) {
     const int64_t first_row = block * kBlockRows;
     std::byte* out = packed.data + block * packed.block_bytes();
-    for (int64_t group = 0; group < packed.groups(); ++group) {
-      PackScales(segment, segment.scales, first_row, group, packed.scale_dtype, out);
-      out += packed.scale_bytes();
-      PackScales(segment, segment.biases, first_row, group, packed.scale_dtype, out);
-      out += packed.scale_bytes();
-      for (int64_t unit = 0; unit < units_per_group; ++unit, out += unit_bytes) {
+    for (int64_t span = 0; span < packed.spans(); ++span) {
+      for (int64_t g = 0; g < groups_per_span; ++g, out += packed.scale_bytes()) {
+        PackScales(segment, segment.scales, first_row, span * groups_per_span + g, packed, out);
+      }
+      if (packed.codes == WeightCodes::kAffine) {
+        PackScales(segment, segment.biases, first_row, span, packed, out);
+        out += packed.scale_bytes();
+      }
+      for (int64_t unit = 0; unit < units_per_span; ++unit, out += unit_bytes) {
         uint8_t q[kBlockRows][kUnitColumns] = {};
         for (int64_t r = 0; r < kBlockRows && first_row + r < segment.rows; ++r) {
           const std::byte* row = segment.data + (first_row + r) * segment.row_bytes();
-          ReadBits(row + (group * units_per_group + unit) * source_unit_bytes, packed.bits,
+          ReadBits(row + (span * units_per_span + unit) * source_unit_bytes, packed.bits,
                    kUnitColumns, q[r]);
         }
         PackUnit(q, packed.bits, out);
@@ -153,15 +176,26 @@ void PackBlocks(const MatrixSegment& segment, int64_t block_begin, int64_t block
 void DequantizePackedRow(const PackedMatrix& packed, int64_t row, float* out) {
   const int64_t unit_bytes = 64 * packed.bits;
   const int lane = static_cast<int>(row % kBlockRows);
-  const std::byte* group = packed.data + row / kBlockRows * packed.block_bytes();
-  for (int64_t g = 0; g < packed.groups(); ++g, group += packed.group_bytes()) {
-    const float scale = LoadFloat(group, packed.scale_dtype, static_cast<size_t>(lane));
-    const float bias =
-        LoadFloat(group + packed.scale_bytes(), packed.scale_dtype, static_cast<size_t>(lane));
-    for (int64_t k = 0; k < packed.group_size; ++k) {
-      const std::byte* unit = group + 2 * packed.scale_bytes() + k / kUnitColumns * unit_bytes;
+  const std::byte* span = packed.data + row / kBlockRows * packed.block_bytes();
+  const auto at = static_cast<size_t>(lane);
+  for (int64_t g = 0; g < packed.groups(); ++g) {
+    const int64_t first = g * packed.group_size % packed.span();
+    if (g > 0 && first == 0) span += packed.span_bytes();
+    const float scale =
+        LoadFloat(span + first / packed.group_size * packed.scale_bytes(), packed.scale_dtype, at);
+    const float bias = packed.codes == WeightCodes::kAffine
+                           ? LoadFloat(span + packed.scale_bytes(), packed.scale_dtype, at)
+                           : 0.0f;
+    for (int64_t k = first; k < first + packed.group_size; ++k) {
+      const std::byte* unit = span + packed.span_scale_bytes() + k / kUnitColumns * unit_bytes;
       const unsigned q = UnitValue(unit, packed.bits, lane, static_cast<int>(k % kUnitColumns));
-      *out++ = static_cast<float>(q) * scale + bias;
+      if (packed.codes == WeightCodes::kE2M1) {
+        *out++ = static_cast<float>(kE2M1Lookup[q] - kE2M1Offset) * scale;
+      } else if (packed.codes == WeightCodes::kE4M3) {
+        *out++ = E4M3ToFloat(q) * scale;
+      } else {
+        *out++ = static_cast<float>(q) * scale + bias;
+      }
     }
   }
 }

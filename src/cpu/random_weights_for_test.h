@@ -70,6 +70,34 @@ class RandomSegment {
     segment_.biases = Own(FloatBytes(biases, dtype));
   }
 
+  // Of a mode of small floating-point numbers; `global_scale` as in MatrixSegment.
+  RandomSegment(int64_t rows, int64_t cols, QuantizationMode mode, uint32_t seed,
+                float global_scale = 1) {
+    std::mt19937 random(seed);
+    segment_.rows = rows;
+    segment_.cols = cols;
+    segment_.dtype = DType::kU8;
+    segment_.mode = mode;
+    segment_.bits = ModeBits(mode);
+    segment_.group_size = ModeGroupSize(mode);
+    segment_.global_scale = global_scale;
+    std::vector<std::byte> data(static_cast<size_t>(rows * segment_.row_bytes()));
+    for (std::byte& byte : data) {
+      do {
+        byte = static_cast<std::byte>(random());
+      } while (segment_.bits == 8 && (byte & std::byte{0x7f}) == std::byte{0x7f});  // NaN
+    }
+    segment_.data = Own(data);
+    std::vector<std::byte> scales(static_cast<size_t>(rows * segment_.groups()));
+    for (std::byte& byte : scales) {
+      // 2^-4 to 2^3 with E8M0, 2^-5 to 1.9 of either sign with E4M3.
+      byte = static_cast<std::byte>(mode == QuantizationMode::kNvfp4
+                                        ? 16 + random() % 48 + (random() % 2 << 7)
+                                        : 123 + random() % 8);
+    }
+    segment_.scales = Own(scales);
+  }
+
   const MatrixSegment& segment() const { return segment_; }
 
  private:

@@ -189,9 +189,9 @@ HWY_INLINE VI DotQuads(VI acc, V8 w, const int8_t* quad) {
 #endif
 }
 
-// Adds the dot products of one unit (8 quads of weights at `w`, kLanes * 4 bytes each) with kTokens
-// tokens, whose quads lie side by side at `x`: [8][kTokens][4].
-template <int kBits, int kTokens>
+// Adds the dot products of kQuads quads of weights (at most the 8 of a unit; at `w`, kLanes * 4
+// bytes each) with kTokens tokens, whose quads lie side by side at `x`: [kQuads][kTokens][4].
+template <int kBits, int kTokens, int kQuads>
 HWY_INLINE void DotUnit(const uint8_t* w, const int8_t* x, VI (&dots)[kTokens]) {
   const D8 d8;
 #if ADDER_X86_PAIRS
@@ -201,7 +201,7 @@ HWY_INLINE void DotUnit(const uint8_t* w, const int8_t* x, VI (&dots)[kTokens]) 
     for (V16& pair : pairs) pair = hn::Zero(hn::RebindToSigned<D16>());
     // Unrolled, the compiler would gather all products before it adds them, and run out of
     // registers.
-    int quads = 8;
+    int quads = kQuads;
     asm("" : "+r"(quads));
     for (int j = 0; j < quads; ++j, w += kLanes * 4, x += 4 * kTokens) {
       const V8 q = hn::Load(d8, w);
@@ -211,7 +211,7 @@ HWY_INLINE void DotUnit(const uint8_t* w, const int8_t* x, VI (&dots)[kTokens]) 
     return;
   }
 #endif
-  for (int j = 0; j < 8; ++j, w += kLanes * 4, x += 4 * kTokens) {
+  for (int j = 0; j < kQuads; ++j, w += kLanes * 4, x += 4 * kTokens) {
     const V8 q = hn::Load(d8, w);
     for (int t = 0; t < kTokens; ++t) dots[t] = DotQuads<kBits>(dots[t], q, x + 4 * t);
   }
@@ -289,6 +289,94 @@ HWY_INLINE void UnpackUnit(const uint8_t* unit, size_t part, V8 (&q)[8]) {
     }
     for (int j = 0; j < 8; ++j) q[j] = hn::Or(q[j], hn::And(v[j], mask));
   }
+}
+
+// How a packed matrix is stored, for kernels that are compiled for each way.
+template <int kBitsOf, WeightCodes kCodesOf = WeightCodes::kAffine, int kSpanGroupsOf = 1>
+struct PackedFormat {
+  static constexpr int kBits = kBitsOf;
+  static constexpr WeightCodes kCodes = kCodesOf;
+  // Groups of one span.
+  static constexpr int kSpanGroups = kSpanGroupsOf;
+  static constexpr int kSpanScales = kCodes == WeightCodes::kAffine ? 2 : kSpanGroups;
+  // Of the whole numbers that integer kernels multiply.
+  static constexpr int kDotBits = kCodes == WeightCodes::kE2M1 ? 5 : kBits;
+};
+
+// Calls fn.template operator()<Format>() with the PackedFormat of the matrix. E4M3 only when
+// `kFloats`.
+template <bool kFloats, class Fn>
+HWY_INLINE void WithPackedFormat(const PackedMatrix& matrix, const Fn& fn) {
+  if (matrix.codes == WeightCodes::kE2M1) {
+    if (matrix.group_size < kUnitColumns) {
+      return fn.template operator()<PackedFormat<4, WeightCodes::kE2M1, 2>>();
+    }
+    return fn.template operator()<PackedFormat<4, WeightCodes::kE2M1>>();
+  }
+  if constexpr (kFloats) {
+    if (matrix.codes == WeightCodes::kE4M3) {
+      return fn.template operator()<PackedFormat<8, WeightCodes::kE4M3>>();
+    }
+  }
+  switch (matrix.bits) {
+    case 2:
+      return fn.template operator()<PackedFormat<2>>();
+    case 3:
+      return fn.template operator()<PackedFormat<3>>();
+    case 4:
+      return fn.template operator()<PackedFormat<4>>();
+    case 5:
+      return fn.template operator()<PackedFormat<5>>();
+    case 6:
+      return fn.template operator()<PackedFormat<6>>();
+    default:
+      return fn.template operator()<PackedFormat<8>>();
+  }
+}
+
+// As UnpackUnit, with E2M1 codes as kE2M1Offset + 2 * number.
+template <class Format>
+HWY_INLINE void UnpackWhole(const uint8_t* unit, size_t part, V8 (&q)[8]) {
+  UnpackUnit<Format::kBits>(unit, part, q);
+  if constexpr (Format::kCodes == WeightCodes::kE2M1) {
+    HWY_ALIGN static constexpr uint8_t kLookup[16] = {
+        kE2M1Lookup[0],  kE2M1Lookup[1],  kE2M1Lookup[2],  kE2M1Lookup[3],
+        kE2M1Lookup[4],  kE2M1Lookup[5],  kE2M1Lookup[6],  kE2M1Lookup[7],
+        kE2M1Lookup[8],  kE2M1Lookup[9],  kE2M1Lookup[10], kE2M1Lookup[11],
+        kE2M1Lookup[12], kE2M1Lookup[13], kE2M1Lookup[14], kE2M1Lookup[15]};
+    const V8 lookup = hn::LoadDup128(D8(), kLookup);
+    for (V8& quad : q) quad = hn::TableLookupBytes(lookup, quad);
+  }
+}
+
+// Scale and bias of kLanes rows for group `group` of a span whose scales lie at `scales`.
+struct GroupScales {
+  VF scale;
+  VF bias;
+};
+template <class Format>
+HWY_INLINE GroupScales LoadScales(const std::byte* scales, int group, size_t part, DType dtype) {
+  const size_t scale_bytes = 16 * (dtype == DType::kF32 ? 4 : 2);
+  const std::byte* from = scales + part * (scale_bytes / kParts);
+  if constexpr (Format::kCodes == WeightCodes::kAffine) {
+    return {LoadFloats(from, dtype), LoadFloats(from + scale_bytes, dtype)};
+  } else {
+    const VF scale = LoadFloats(from + static_cast<size_t>(group) * scale_bytes, dtype);
+    return {scale, hn::Mul(scale, hn::Set(DF(), static_cast<float>(-kE2M1Offset)))};
+  }
+}
+
+// E4M3 numbers of codes, one in each 32-bit lane.
+HWY_INLINE VF E4M3Numbers(VI codes) {
+  const DF df;
+  const DI di;
+  const VI magnitude = hn::And(codes, hn::Set(di, 0x7f));
+  // Exponents move from a bias of 7 to one of 127. Those of zero stand for multiples of 2^-9.
+  const VF normal = hn::BitCast(df, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(di, 120 << 23)));
+  const VF tiny = hn::Mul(hn::ConvertTo(df, magnitude), hn::Set(df, 0x1p-9f));
+  const auto is_tiny = hn::RebindMask(df, hn::Lt(magnitude, hn::Set(di, 8)));
+  const VI sign = hn::ShiftLeft<24>(hn::And(codes, hn::Set(di, 0x80)));
+  return hn::Or(hn::IfThenElse(is_tiny, tiny, normal), hn::BitCast(df, sign));
 }
 
 // Writes the sums of rows [row, row + kLanes) of one token through the epilogue.

@@ -136,9 +136,8 @@ void AddLfm2Mixer(Plan& plan, const Lfm2Layers& layers, int64_t layer) {
       MakeBlock(plan, layer, prefix + ".operator_norm", layers.eps, {std::move(mixer)}, 1));
 }
 
-DenseMlp AddLfm2Mlp(Plan& plan, const TensorNames& names, const std::string& prefix,
-                    int64_t intermediate) {
-  if (names.Uses(prefix + ".gate_proj.weight", true)) {
+DenseMlp AddLfm2Mlp(Plan& plan, bool gate_names, const std::string& prefix, int64_t intermediate) {
+  if (gate_names) {
     return AddGateUpMlp(plan, prefix, intermediate, Activation::kSilu, false);
   }
   DenseMlp mlp;

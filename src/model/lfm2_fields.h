@@ -28,9 +28,8 @@ Lfm2Layers StartLfm2(const JsonObject& config, const TensorNames& names, Plan& p
 // The block of the layer's token mixer.
 void AddLfm2Mixer(Plan& plan, const Lfm2Layers& layers, int64_t layer);
 
-// w1 (gate), w3 (up) and w2 (down) below `prefix`; in some MLX files gate_proj, up_proj and
-// down_proj.
-DenseMlp AddLfm2Mlp(Plan& plan, const TensorNames& names, const std::string& prefix,
-                    int64_t intermediate);
+// w1 (gate), w3 (up) and w2 (down) below `prefix`, or with `gate_names` gate_proj, up_proj and
+// down_proj, as MLX files of models with experts have it.
+DenseMlp AddLfm2Mlp(Plan& plan, bool gate_names, const std::string& prefix, int64_t intermediate);
 
 }  // namespace adder

@@ -105,22 +105,44 @@ MoeMlp ReadExperts(const JsonObject& config, int64_t layers, Activation activati
   return moe;
 }
 
-Sizes ReadSizes(const JsonObject& config, int64_t hidden) {
-  Sizes sizes;
-  const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
-  sizes.layers = ReadLayers(config, layers);
-  sizes.eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);
-  if (const Json* override_ = config.Find({"per_layer_config"})) {
-    Fail(config.where(), ": the field per_layer_config is ", override_->dump(),
-         "; only null is implemented for this family.");
+// per_layer_config, which newer writers put in place of the fields that begin with "global": what
+// differs from the rest of the config, by layer. Here all layers of full attention differ alike.
+void ReadLayerOverrides(const JsonObject& overrides, const std::vector<Layer>& layers,
+                        Attention& full) {
+  std::vector<Json> by_layer(layers.size(), Json::object());
+  for (const auto& [key, value] : overrides.value().items()) {
+    const bool number =
+        !key.empty() && key.size() < 6 && key.find_first_not_of("0123456789") == std::string::npos;
+    const size_t layer = number ? std::stoul(key) : layers.size();
+    if (layer >= layers.size()) {
+      Fail(overrides.where(), ": \"", key, "\" is no number of a layer; the model has ",
+           layers.size(), " layers.");
+    }
+    const JsonObject entry(value, Concat(overrides.where(), ": ", key));
+    for (const auto& [field, setting] : entry.value().items()) {
+      if (field != "head_dim" && field != "num_key_value_heads") {
+        Fail(entry.where(), ": the field ", field,
+             " is not implemented for one layer; head_dim and num_key_value_heads are.");
+      }
+    }
+    by_layer[layer] = value;
   }
-  if (config.String({"use_bidirectional_attention"}, "vision") != "vision") {
-    Fail(config.where(),
-         ": the field use_bidirectional_attention is \"all\"; only \"vision\" and "
-         "null are implemented.");
+  const Json& of_full = by_layer.back();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (by_layer[i] != (layers[i].full ? of_full : Json::object())) {
+      Fail(overrides.where(), ": layer ", i, " has ", by_layer[i].dump(),
+           "; only settings that all layers of full attention, and no others, have alike are "
+           "implemented.");
+    }
   }
-  RequireBool(config, "attention_bias", false);
+  const JsonObject common(of_full, overrides.where());
+  full.head_dim = common.Int({"head_dim"}, 1, kMaxHeadDim, full.head_dim);
+  full.kv_heads = ReadSize(common, {"num_key_value_heads"}, full.kv_heads);
+  RequireMultiple(common, "num_attention_heads", full.heads, "num_key_value_heads", full.kv_heads);
+}
 
+// Both kinds of attention but for the rotary embedding of the full one.
+void ReadAttentionKinds(const JsonObject& config, int64_t hidden, Sizes& sizes) {
   Attention& window = sizes.window;
   window = ReadAttentionSizes(config, hidden, 256);
   window.scale = 1;
@@ -129,14 +151,34 @@ Sizes ReadSizes(const JsonObject& config, int64_t hidden) {
   Attention& full = sizes.full;
   full = window;
   full.window = 0;
-  full.head_dim = config.Int({"global_head_dim"}, 1, kMaxHeadDim, 512);
   full.values_from_keys = config.Bool({"attention_k_eq_v"}, false);
+  if (const std::optional<JsonObject> overrides = config.Object({"per_layer_config"})) {
+    ReadLayerOverrides(*overrides, sizes.layers, full);
+    return;
+  }
+  full.head_dim = config.Int({"global_head_dim"}, 1, kMaxHeadDim, 512);
   if (full.values_from_keys) {
     full.kv_heads = ReadSize(config, {"num_global_key_value_heads"}, window.kv_heads);
     RequireMultiple(config, "num_attention_heads", full.heads, "num_global_key_value_heads",
                     full.kv_heads);
   }
-  full.rope = ReadLayerRope(config, "full_attention", full.head_dim, 1e6, "proportional", 0.25);
+}
+
+Sizes ReadSizes(const JsonObject& config, int64_t hidden) {
+  Sizes sizes;
+  const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
+  sizes.layers = ReadLayers(config, layers);
+  sizes.eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);
+  if (config.String({"use_bidirectional_attention"}, "vision") != "vision") {
+    Fail(config.where(),
+         ": the field use_bidirectional_attention is \"all\"; only \"vision\" and "
+         "null are implemented.");
+  }
+  RequireBool(config, "attention_bias", false);
+
+  ReadAttentionKinds(config, hidden, sizes);
+  sizes.full.rope =
+      ReadLayerRope(config, "full_attention", sizes.full.head_dim, 1e6, "proportional", 0.25);
 
   sizes.activation = ReadAnyActivation(config, {"hidden_activation"}, "gelu_pytorch_tanh");
   sizes.intermediate = config.Int({"intermediate_size"}, 1, kMaxSize / 2);

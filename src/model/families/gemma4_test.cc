@@ -34,6 +34,12 @@ const char* const kExperts = R"({
     "global_head_dim": 16, "attention_k_eq_v": true, "hidden_size_per_layer_input": 0,
     "enable_moe_block": true, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 11}})";
 
+// As newer writers state the same: no field for all layers of full attention, but one for each.
+Json WithLayerConfig(Json config, const char* per_layer_config) {
+  config.erase("global_head_dim");
+  return With(config, "per_layer_config", per_layer_config);
+}
+
 Json Config() { return ParseJson(kConfig, "config.json"); }
 Json Experts() { return ParseJson(kExperts, "config.json"); }
 
@@ -61,6 +67,30 @@ TEST(Gemma4, PlanFollowsTheConfig) {
   // The layer scalar comes last.
   EXPECT_EQ(plan.blocks[1].rule.total, kNoId);
   EXPECT_EQ(plan.vectors[plan.blocks[2].rule.total].parts[0].tensor, "model.layers.0.layer_scalar");
+}
+
+TEST(Gemma4, NewerFilesStateTheHeadsOfFullAttentionByLayer) {
+  const Plan same =
+      BuildPlan(WithLayerConfig(Config(), R"({"1": {"head_dim": 16}, "4": {"head_dim": 16}})"));
+  EXPECT_EQ(PlanString(same), PlanString(BuildPlan(Config())));
+  const Plan plan =
+      BuildPlan(WithLayerConfig(Config(), R"({"1": {"head_dim": 32, "num_key_value_heads": 2},
+                    "04": {"head_dim": 32, "num_key_value_heads": 2}})"));
+  EXPECT_EQ(AttentionOf(plan, 3).head_dim, 32);
+  EXPECT_EQ(AttentionOf(plan, 3).kv_heads, 2);
+  EXPECT_EQ(AttentionOf(plan, 3).rope->rotary_dim, 32);
+  EXPECT_EQ(AttentionOf(plan, 0).head_dim, 8);
+  EXPECT_EQ(AttentionOf(plan, 0).kv_heads, 3);
+  // Without a word on them they are as all others.
+  EXPECT_EQ(AttentionOf(BuildPlan(WithLayerConfig(Config(), "{}")), 3).head_dim, 8);
+
+  for (const char* refused :
+       {R"({"0": {"head_dim": 16}})", R"({"1": {"head_dim": 16}})", R"({"5": {"head_dim": 16}})",
+        R"({"x": {}})", R"({"1": {"sliding_window": 4}, "4": {"sliding_window": 4}})",
+        R"({"1": {"head_dim": -1}, "4": {"head_dim": -1}})", R"({"1": 3})", "[]",
+        R"({"1": {"num_key_value_heads": 4}, "4": {"num_key_value_heads": 4}})"}) {
+    ExpectRefused(Config(), "per_layer_config", refused, "per_layer_config");
+  }
 }
 
 TEST(Gemma4, ProportionalRotationTurnsTheFirstPairsOfTheWholeHead) {

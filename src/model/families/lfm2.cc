@@ -40,7 +40,9 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
     const std::string prefix = "model.layers." + std::to_string(layer);
     plan.blocks.push_back(
         MakeBlock(plan, layer, prefix + ".ffn_norm", layers.eps,
-                  {AddLfm2Mlp(plan, names, prefix + ".feed_forward", intermediate)}, 1));
+                  {AddLfm2Mlp(plan, names.HasOptional(prefix + ".feed_forward.gate_proj.weight"),
+                              prefix + ".feed_forward", intermediate)},
+                  1));
   }
   ValidatePlan(plan);
   return plan;

@@ -82,7 +82,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
     const std::string mlp = prefix + ".feed_forward";
     Mixer mixer;
     if (layer < dense_layers) {
-      mixer = AddLfm2Mlp(plan, names, mlp, intermediate);
+      mixer = AddLfm2Mlp(plan, names.Uses(mlp + ".gate_proj.weight", true), mlp, intermediate);
     } else {
       mixer = AddMoe(plan, names, mlp, experts, choice_bias);
     }

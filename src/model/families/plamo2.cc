@@ -1,6 +1,7 @@
 // PLaMo 2: layers of Mamba-2 whose B, C and dt are selected by a projection of the convolved
-// channels and normed, or of attention with norms of q and k, each followed by a gated MLP; norms
-// before and after every mixer. Hugging Face and MLX files use the same names.
+// channels and normed, or of attention with norms of q and k, mostly over a window, each followed
+// by a gated MLP; norms before and after every mixer. Hugging Face and MLX files use the same
+// names.
 //
 // Norms are stored as the difference to an offset: 1 before mixers, 1/5 after token mixers and
 // 1/5^1.5 after MLPs.
@@ -31,19 +32,19 @@ std::vector<LayerKind> ReadLayerKinds(const JsonObject& config, int64_t layers) 
   return kinds;
 }
 
-// Attention layers outside of full_attention_idx see attention_window_size positions. Sliding
-// windows are not implemented, so such a model ends where its window would begin to slide.
-int64_t ReadMaxPositions(const JsonObject& config, const std::vector<LayerKind>& kinds) {
-  const int64_t positions = config.Int({"max_position_embeddings"}, 1, int64_t{1} << 40, 2048);
-  const int64_t window = config.Int({"attention_window_size"}, 1, int64_t{1} << 40, 2048);
+// How many positions each attention layer sees: those outside of full_attention_idx the last
+// attention_window_size before a token and the token itself. 0: all, also where a model ends before
+// its window would slide.
+std::vector<int64_t> ReadWindows(const JsonObject& config, int64_t layers, int64_t positions) {
+  const int64_t before = config.Int({"attention_window_size"}, 1, int64_t{1} << 40, 2048);
   const std::vector<double> full = config.Numbers({"full_attention_idx"});
-  for (size_t layer = 0; layer < kinds.size(); ++layer) {
+  std::vector<int64_t> windows;
+  for (int64_t layer = 0; layer < layers; ++layer) {
     const bool slides =
-        kinds[layer] == LayerKind::kAttention &&
         std::find(full.begin(), full.end(), static_cast<double>(layer)) == full.end();
-    if (slides) return std::min(positions, window);
+    windows.push_back(slides && before + 1 < positions ? before + 1 : 0);
   }
-  return positions;
+  return windows;
 }
 
 RmsNorm AddOffsetNorm(Plan& plan, const std::string& prefix, float eps, float offset) {
@@ -161,7 +162,8 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   plan.hidden = ReadSize(config, {"hidden_size"});
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
   const std::vector<LayerKind> kinds = ReadLayerKinds(config, layers);
-  plan.max_positions = ReadMaxPositions(config, kinds);
+  plan.max_positions = config.Int({"max_position_embeddings"}, 1, int64_t{1} << 40, 2048);
+  const std::vector<int64_t> windows = ReadWindows(config, layers, plan.max_positions);
   const int64_t intermediate = ReadSize(config, {"intermediate_size"});
   const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);
   if (config.Has("n_expert")) {
@@ -188,6 +190,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
     if (kinds[static_cast<size_t>(layer)] == LayerKind::kMamba) {
       mixer = AddPlamoMamba(plan, prefix + ".mixer", mamba, eps);
     } else {
+      attention.window = windows[static_cast<size_t>(layer)];
       mixer = AddPlamoAttention(plan, prefix + ".mixer", attention);
     }
     AddNormedBlock(plan, layer, "mixer", eps, std::move(mixer), kPostMixerOffset);

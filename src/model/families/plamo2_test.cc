@@ -61,11 +61,24 @@ TEST(Plamo2, NormsHaveOffsets) {
   EXPECT_FLOAT_EQ(offset(plan.final_norm), 1.0f);
 }
 
-TEST(Plamo2, WindowsThatWouldSlideEndTheModel) {
-  EXPECT_EQ(BuildPlan(Config()).max_positions, 128);
-  EXPECT_EQ(BuildPlan(With(Config(), "full_attention_idx", "[1]")).max_positions, 128);
-  EXPECT_EQ(BuildPlan(With(Config(), "full_attention_idx", "[4, 1]")).max_positions, 512);
-  EXPECT_EQ(BuildPlan(With(Config(), "attention_window_size", "1000")).max_positions, 512);
+// The reference keeps attention_window_size positions and adds the token's own.
+TEST(Plamo2, AttentionSlidesWhereItIsNotFull) {
+  const auto windows = [](const Json& config) {
+    std::vector<int64_t> found;
+    for (const Block& block : BuildPlan(config).blocks) {
+      if (const auto* attention = std::get_if<Attention>(&block.mixers[0])) {
+        found.push_back(attention->window);
+      }
+    }
+    return found;
+  };
+  EXPECT_EQ(BuildPlan(Config()).max_positions, 512);
+  EXPECT_EQ(windows(Config()), (std::vector<int64_t>{129, 129}));
+  EXPECT_EQ(windows(With(Config(), "full_attention_idx", "[1]")), (std::vector<int64_t>{0, 129}));
+  EXPECT_EQ(windows(With(Config(), "full_attention_idx", "[4, 1]")), (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(windows(With(Config(), "attention_window_size", "511")), (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(windows(With(Config(), "attention_window_size", "510")),
+            (std::vector<int64_t>{511, 511}));
 }
 
 TEST(Plamo2, KindsOfLayers) {

@@ -136,6 +136,24 @@ void AddUse(Plan& plan, int64_t layer, const SharedBlock& shared, const Sizes& s
   plan.blocks.push_back(std::move(feed));
 }
 
+// Whatever max_position_embeddings says.
+constexpr int64_t kLongContextPositions = 16384;
+
+bool LongContext(const JsonObject& config) { return config.Bool({"use_long_context"}, false); }
+
+// The base is stretched as by a factor of eight in the positions.
+Rope ReadLongRope(const JsonObject& config, int64_t head_dim) {
+  if (config.Has("rope_parameters")) {
+    Fail(config.where(),
+         ": the field use_long_context is true beside rope_parameters, which does not say whether "
+         "its rope_theta is stretched already; with rope_theta alone it is implemented.");
+  }
+  const auto dim = static_cast<double>(head_dim);
+  const double theta = ReadRope(config, head_dim).theta;
+  const Json stretched = {{"rope_theta", theta * std::pow(8.0, dim / (dim - 2))}};
+  return ReadRope(JsonObject(stretched, config.where()), head_dim);
+}
+
 Sizes ReadSizes(const JsonObject& config, int64_t hidden) {
   Sizes sizes;
   RequireInt(config, "attention_hidden_size", 2 * hidden);
@@ -143,9 +161,9 @@ Sizes ReadSizes(const JsonObject& config, int64_t hidden) {
   const Attention& attention = sizes.attention;
   // The scale is that of heads half as wide, as if they read the hidden state alone.
   sizes.attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim) / 2);
-  RequireBool(config, "use_long_context", false);
   if (config.Bool({"use_mem_rope"}, false)) {
-    sizes.attention.rope = ReadRope(config, attention.head_dim);
+    sizes.attention.rope = LongContext(config) ? ReadLongRope(config, attention.head_dim)
+                                               : ReadRope(config, attention.head_dim);
   }
   sizes.attention_adapters = config.Bool({"use_shared_attention_adapter"}, false);
   if (sizes.attention_adapters && attention.kv_heads != attention.heads) {
@@ -166,7 +184,8 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   plan.family = "zamba2";
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = config.Int({"hidden_size"}, 1, kMaxSize / 4);
-  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 4096);
+  plan.max_positions = LongContext(config) ? kLongContextPositions
+                                           : ReadSize(config, {"max_position_embeddings"}, 4096);
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
   const std::vector<bool> hybrid = ReadHybridLayers(config, layers);
   const int64_t shared_blocks = config.Int({"num_mem_blocks"}, 1, kMaxLayers, 1);

@@ -45,6 +45,19 @@ TEST(Zamba2, PlanFollowsTheConfig) {
             "model.layers.1.linear");
 }
 
+TEST(Zamba2, LongContextStretchesTheRotation) {
+  const Plan plan = BuildPlan(With(Config(), "use_long_context", "true"));
+  EXPECT_EQ(plan.max_positions, 16384);
+  const auto& attention = std::get<Attention>(plan.blocks[1].mixers[0]);
+  // 5000 * 8^(16 / 14)
+  EXPECT_NEAR(attention.rope->theta, 53836.0, 0.1);
+  EXPECT_NEAR(attention.rope->inverse_frequencies[1], std::pow(53836.0, -2.0 / 16.0), 1e-6);
+  const Json without = With(With(Config(), "use_long_context", "true"), "use_mem_rope", "false");
+  EXPECT_FALSE(std::get<Attention>(BuildPlan(without).blocks[1].mixers[0]).rope.has_value());
+  ExpectRefused(With(Config(), "use_long_context", "true"), "rope_parameters",
+                R"({"rope_theta": 5000, "rope_type": "default"})", "use_long_context");
+}
+
 TEST(Zamba2, AdaptersLieBelowTheFirstLayerThatUsesTheBlock) {
   const Plan plan = BuildPlan(Config());
   const auto& first = std::get<DenseMlp>(plan.blocks[2].mixers[0]);
@@ -73,7 +86,6 @@ TEST(Zamba2, AbsurdValuesAreRefused) {
   ExpectRefused(Config(), "layers_block_type", R"(["mamba"])", "layers_block_type");
   ExpectRefused(Config(), "layers_block_type",
                 R"(["mamba", "hybrid", "hybrid", "mamba", "attention"])", "layers_block_type");
-  ExpectRefused(Config(), "use_long_context", "true", "use_long_context");
   ExpectRefused(Config(), "use_conv_bias", "false", "use_conv_bias");
   ExpectRefused(Config(), "mamba_headdim", "16", "mamba_headdim");
   ExpectRefused(Config(), "num_key_value_heads", "1", "num_key_value_heads");

@@ -182,7 +182,6 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
   const std::vector<bool> windowed = ReadWindowLayers(config, layers);
   const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-5);
-  RequireBool(config, "lm_head_bias", false);
   const Experts experts = ReadExperts(config, layers);
   Attention full = ReadAttention(config, plan.hidden);
   Attention window = full;
@@ -194,6 +193,11 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
 
   const bool tied = ReadTied(config, {"tie_word_embeddings"}, names, "lm_head.weight");
   AddEmbeddingAndHead(plan, "model.embed_tokens", "model.norm", "lm_head", tied, eps);
+  if (config.Bool({"lm_head_bias"}, false)) {
+    // Not part of what a tied file stores a second time.
+    if (tied) plan.ignored_tensors.back() = "lm_head.weight";
+    plan.head.bias = plan.AddVector("lm_head.bias", "lm_head.bias", plan.vocab);
+  }
   plan.embedding_bias =
       plan.AddVector("input_hidden_states_bias", "model.input_hidden_states_bias", plan.hidden);
   plan.embedding_factor =

@@ -76,6 +76,18 @@ TEST(Zaya, TheLastBalancingBiasIsMinusOneWhateverTheFileSays) {
   EXPECT_EQ(plan.vectors[moe.routing.choice_bias].last, -1.0f);
 }
 
+TEST(Zaya, TheHeadMayHaveABias) {
+  EXPECT_EQ(BuildPlan(Config()).head.bias, kNoId);
+  for (const char* tied : {"true", "false"}) {
+    const Json config = With(With(Config(), "lm_head_bias", "true"), "tie_word_embeddings", tied);
+    const Plan plan = BuildPlan(config);
+    ASSERT_NE(plan.head.bias, kNoId);
+    EXPECT_EQ(plan.vectors[plan.head.bias].parts[0].tensor, "lm_head.bias");
+    EXPECT_EQ(VectorSize(plan.vectors[plan.head.bias]), 50);
+    for (const std::string& ignored : plan.ignored_tensors) EXPECT_NE(ignored, "lm_head.*");
+  }
+}
+
 TEST(Zaya, AbsurdValuesAreRefused) {
   ExpectAbsurdSizesRefused(
       Config(), {"hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
@@ -86,7 +98,6 @@ TEST(Zaya, AbsurdValuesAreRefused) {
   ExpectRefused(Config(), "layer_types", R"(["hybrid", "full_attention", "hybrid"])",
                 "layer_types");
   ExpectRefused(Config(), "attention_bias", "true", "attention_bias");
-  ExpectRefused(Config(), "lm_head_bias", "true", "lm_head_bias");
   ExpectRefused(Config(), "rope_parameters", R"({"hybrid": {"rope_type": "linear"}})", "rope_type");
 }
 
