@@ -161,7 +161,8 @@ int SharedFloats(int heads, int head_dim, int cluster, bool normed, bool pairs) 
 }
 
 // kChunks: what a warp has of head_dim, in units of 64, rounded up. kTeam: warps of a team.
-// kNormed: heads of q or of k are normed, or there is an output gate; most models have neither.
+// kNormed: heads of q or of k are normed, or there is an output gate or a window; most models have
+// none of them.
 template <int kChunks, int kTeam, bool kNormed>
 __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTeam)
     AttentionStepKernel(const __grid_constant__ AttentionParams p, const Spread spread) {
@@ -197,6 +198,7 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
   const int stride = head_dim + 2;  // of a head's result
   float* of_blocks = of_teams + TeamFloats(spread.heads, head_dim, kTeam > 1);
 
+  const int first_position = kNormed && p.window > 0 ? max(0, run.position + 1 - p.window) : 0;
   const int last_tile = run.position >> 4;
   const int tile_step = (units << spread.cluster_shift) * kTeams;
   const long long to_values = static_cast<long long>(p.kv_heads) * p.page_positions * head_dim;
@@ -235,7 +237,7 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
       }
     }
   };
-  int tile = static_cast<int>(blockIdx.x) * kTeams + team;
+  int tile = (first_position >> 4) + static_cast<int>(blockIdx.x) * kTeams + team;
   if (tile <= last_tile) {
     const __nv_bfloat16* keys = keys_of(tile);
     load_keys(keys, tile);
@@ -437,7 +439,8 @@ __global__ void __launch_bounds__(kTeams* kTeam * 32, kChunks == 1 ? 4 : 2 / kTe
     for (int i = 0; i < 4; ++i) {
       const int at = 2 * t + i % 2 + i / 2 * 8;
       const float score = scores[i / 2][i % 2] + scores[i / 2][i % 2 + 2];
-      weights[i] = tile * kTile + at <= run.position ? score : kLowest;
+      const int position = tile * kTile + at;
+      weights[i] = position <= run.position && position >= first_position ? score : kLowest;
       most = fmaxf(most, weights[i]);
     }
     most = fmaxf(most, __shfl_xor_sync(kAll, most, 1));
@@ -571,7 +574,7 @@ bool TakesAttentionStep(const AttentionParams& p) {
   const bool pages =
       p.page_positions % kTile == 0 && (p.page_positions & (p.page_positions - 1)) == 0;
   return p.kv_bf16 && pages && p.head_dim % 8 == 0 && p.head_dim <= kMaxAttentionHeadDim &&
-         rotary % 16 == 0 && p.window == 0 && !PlacesHeads(p);
+         rotary % 16 == 0 && !PlacesHeads(p);
 }
 
 bool NormsWholeHeads(const AttentionParams& p) {
@@ -582,8 +585,8 @@ bool NormsWholeHeads(const AttentionParams& p) {
 }
 
 void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream) {
-  const bool normed =
-      params.q_norm.weight != nullptr || params.k_norm.weight != nullptr || params.output_gate;
+  const bool normed = params.q_norm.weight != nullptr || params.k_norm.weight != nullptr ||
+                      params.output_gate || params.window > 0;
   Spread spread = {};
   spread.group = params.heads / params.kv_heads;
   spread.owners = (spread.group + kMostHeads - 1) / kMostHeads;

@@ -43,7 +43,6 @@ struct LinearParams {
   float norm_eps = 0;
   const float* bias = nullptr;  // [rows]; null: none
   LinearEpilogue epilogue = LinearEpilogue::kStore;
-  RowRule rule;  // of kRule
   float scale = 1;
   float* output = nullptr;  // [tokens, output_stride]
   int output_stride = 0;
@@ -55,6 +54,8 @@ struct LinearParams {
   int top_k = 0;
   float* scores = nullptr;
   unsigned* arrivals = nullptr;
+
+  RowRule rule;  // of kRule
 };
 
 // Experts whose matrices a kernel multiplies by.

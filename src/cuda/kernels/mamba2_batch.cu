@@ -29,9 +29,9 @@ namespace {
 constexpr int kStages = 3;
 // As measured on an H200; fewer leave room for the matrices of another half of a large batch.
 constexpr int MostBlocksPerMultiprocessor(int runs) { return runs < 64 ? 4 : 3; }
-// Of state, for a block: with less, the time before its first state counts; with more, blocks work
-// far from one another, which memory does not like.
-constexpr int kBlockBytes = 128 * 1024;
+// Of state, for a block, as measured: with less, the time before its first state counts; with more,
+// blocks work far from one another, which memory does not like.
+constexpr int BlockBytes(int runs) { return (runs < 64 ? 256 : 128) * 1024; }
 
 // A warp's B and C of its own rows, and x, dt and decay of one part of each turn.
 struct alignas(16) OfWarp {
@@ -208,8 +208,9 @@ int PiecesOf(const Mamba2Params& p) {
   if (heads * groups <= blocks_at_once(1)) return heads;
   // Whole turns of the device, so that all multiprocessors end together.
   const int of_turn = std::max(1, blocks_at_once(kStages) / groups);
+  const int of_block = BlockBytes(p.run_count);
   const int bytes = heads / of_turn * p.d_state * p.head_dim * 4;
-  return std::min(heads, of_turn * std::max(1, (bytes + kBlockBytes / 2) / kBlockBytes));
+  return std::min(heads, of_turn * std::max(1, (bytes + of_block / 2) / of_block));
 }
 
 }  // namespace

@@ -56,17 +56,8 @@ struct MatvecParams {
   PackedMatrix shared;
   const float* shared_input;
   int shared_input_stride;
-  const float* shared_gate;
-  int shared_gate_stride;
   float* shared_output;
   int shared_output_stride;
-  // Of the second matrix of a pair.
-  const float* second_bias;
-  const float* second_factors;
-  float second_scale;
-  RouteParams route;      // of kRouteByRule
-  CausalConvParams conv;  // of kConvolved
-  int group_chunks;       // of kGrouped
   PackedMatrix router;
   const float* router_bias;
   float* chosen;
@@ -88,6 +79,16 @@ struct MatvecParams {
   int preparing_warps;
   float inverse_cols;
   bool triggers_early;
+  // Last, so that what all launches read lies together.
+  const float* shared_gate;
+  int shared_gate_stride;
+  // Of the second matrix of a pair.
+  const float* second_bias;
+  const float* second_factors;
+  float second_scale;
+  RouteParams route;      // of kRouteByRule
+  CausalConvParams conv;  // of kConvolved
+  int group_chunks;       // of kGrouped
 };
 
 __device__ __forceinline__ int Quotient(int value, int reciprocal) {
@@ -375,15 +376,21 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       }
     }
   } else if (has_factor) {
-    // Of long rows, eight loads at a time are on their way.
+    const auto add_squares = [&](int col) {
+      const float4 x = *reinterpret_cast<const float4*>(input + col);
+      squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+    };
+    if constexpr (kWalk == Walk::kOnce && kExperts == Experts::kNone && !kRule) {
+#pragma unroll 4
+      for (int col = 4 * lane; col < m.cols; col += 128) add_squares(col);
+    } else {
+      // Of long rows, eight loads at a time are on their way.
 #pragma unroll 1
-    for (int first = 4 * lane; first < m.cols; first += 8 * 128) {
+      for (int first = 4 * lane; first < m.cols; first += 8 * 128) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int col = first + i * 128;
-        if (col >= m.cols) continue;
-        const float4 x = *reinterpret_cast<const float4*>(input + col);
-        squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+        for (int i = 0; i < 8; ++i) {
+          if (first + i * 128 < m.cols) add_squares(first + i * 128);
+        }
       }
     }
   }
