@@ -4,7 +4,8 @@
 #   scripts/gpu_test.sh [BUILD] [--sanitizer]     (default BUILD: build/cuda, else build/gpu-portable)
 # BUILD is a build folder, or any folder with the programs in it. Needs a CUDA device, nothing to be
 # installed. --sanitizer also runs compute-sanitizer's memcheck and racecheck over the op tests.
-# ADDER_BENCH_CSV names a file to which the bench's rows are appended.
+# ADDER_BENCH_CSV names a file to which the bench's rows are appended, ADDER_AUDIT_DIR a folder for
+# the audits' reports.
 # ADDER_SHARED names the folder with conformance/ and geometries/ (default: ../shared).
 set -uo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -33,19 +34,33 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-for name in cuda_test op_difference_test state_invariants_test conformance_test device_decode_test \
-            wide_slices_test demo_parity_test; do
+# Tests wait for references on the CPU most of the time, so all run at once, the longest in shards.
+tests=(cuda_test:6 op_difference_test:2 state_invariants_test:4 conformance_test:2
+       device_decode_test:2 wide_slices_test:1 demo_parity_test:1)
+echo "==> tests"
+for entry in "${tests[@]}"; do
+  name=${entry%:*} shards=${entry#*:}
   test=$(program "$name")
   if [ -z "$test" ]; then
     echo "error: $name is missing under $build" >&2
     failed=1
     continue
   fi
-  echo "==> $name"
   filter='*cuda*'
   [ "$name" = cuda_test ] || [ "$name" = demo_parity_test ] && filter='*'
-  "$test" --gtest_filter="$filter" --gtest_brief=1 >"$work/$name.log" 2>&1 || failed=1
-  grep -E 'max error|demo cuda|FAILED|PASSED|Failure' "$work/$name.log"
+  for ((shard = 0; shard < shards; ++shard)); do
+    (
+      GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard "$test" --gtest_filter="$filter" \
+        --gtest_brief=1 >"$work/$name.$shard.log" 2>&1 || touch "$work/failed"
+    ) &
+  done
+done
+wait
+[ -e "$work/failed" ] && failed=1
+for entry in "${tests[@]}"; do
+  name=${entry%:*}
+  echo "==> $name"
+  cat "$work/$name".*.log 2>/dev/null | grep -E 'max error|demo cuda|FAILED|PASSED|Failure'
 done
 
 if [ "$sanitizer" = 1 ]; then
@@ -94,6 +109,11 @@ bench granite-4.0-h-tiny granite-4.0-h-tiny 4 --batch 1
 bench mamba2-130m-bf16 mamba2-130m none --batch 1
 bench mamba2-1.3b mamba2-1.3b 4 --batch 1
 bench llama-3.2-1b llama-3.2-1b 4 --batch 1
+bench falcon-h1-tiny-90m falcon-h1-tiny-90m-instruct 4 --batch 1
+bench falcon-h1-0.5b falcon-h1-0.5b 4 --batch 1
+bench lfm2-350m-8bit lfm2-350m 8 --batch 1
+bench plamo-2-1b plamo-2-1b 4 --batch 1
+bench qwen3.5-0.8b qwen3.5-0.8b 4 --batch 1
 bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
 bench mamba2-1.3b mamba2-1.3b 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
 bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 1 --prompt-tokens 4096 --repeat 3
@@ -103,7 +123,7 @@ bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 1 --prompt-tokens 8192 --r
 # audit NAME MODEL: one row of the audit's table. A broken rule fails the whole run.
 audits=()
 audit() {
-  local log=$work/audit-$1.json
+  local log=${ADDER_AUDIT_DIR:-$work}/audit-${1%% *}-${2##*/}.json
   "$adder" audit -m "$2" --json >"$log" 2>"$log.err" || { failed=1; tail -n 1 "$log.err" >&2; }
   audits+=("$(python3 -c '
 import json, sys
@@ -120,6 +140,10 @@ audit "granitemoehybrid (350m)" "$work/granite-4.0-h-350m"
 audit "granitemoehybrid (tiny, experts)" "$work/granite-4.0-h-tiny"
 audit "mamba2 (130m, bf16)" "$work/mamba2-130m-bf16"
 audit "llama (3.2-1b)" "$work/llama-3.2-1b"
+audit "falcon_h1 (0.5b)" "$work/falcon-h1-0.5b"
+audit "lfm2 (350m, 8-bit)" "$work/lfm2-350m-8bit"
+audit "plamo2 (1b)" "$work/plamo-2-1b"
+audit "qwen3_5 (0.8b)" "$work/qwen3.5-0.8b"
 # No geometry of this family is at hand: the conformance model's, widened to the sizes of a real one.
 python3 -c '
 import json, sys
