@@ -43,6 +43,23 @@ struct MostOfOp {
   }
 };
 
+// What the op adds to the bound of a layer: launches that a layer of the usual mixers lacks.
+struct BeyondUsual {
+  int64_t operator()(const LinearOp& op) const { return op.norm && op.norm->groups > 1 ? 1 : 0; }
+  int64_t operator()(const Mamba2Op& op) const { return op.mixer.norm_before_gate ? 1 : 0; }
+  int64_t operator()(const GatedDeltaOp& op) const {
+    return static_cast<int64_t>(op.mixer.decay_proj.has_value()) +
+           static_cast<int64_t>(op.mixer.gate_proj.has_value());
+  }
+  template <class Body>
+  int64_t operator()(const Body&) const {
+    return std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, CausalConvOp> ||
+                   std::is_same_v<Body, Mamba2SelectedOp> || std::is_same_v<Body, Mamba1ScanOp>
+               ? 1
+               : 0;
+  }
+};
+
 // Whether a layer with the op is bounded by what its ops come to alone: mixers and rules that few
 // families have are a launch each.
 struct IsRare {
@@ -64,17 +81,19 @@ struct IsRare {
 int64_t MostLaunches(const Program& program, int64_t layer) {
   int64_t sum = 0;
   int64_t most = layer < 0 ? kOutsideLayers : kMambaLayer;
+  int64_t beyond = 0;
   bool rare = false;
   for (const Op& op : program.ops) {
     if (op.layer != layer) continue;
     sum += std::visit(MostOfOp{}, op.body);
+    beyond += std::visit(BeyondUsual{}, op.body);
     rare = rare || std::visit(IsRare{}, op.body);
     if (std::holds_alternative<RouterOp>(op.body)) most = std::max(most, kExpertLayer);
     if (std::holds_alternative<AttentionOp>(op.body)) most = std::max(most, kAttentionLayer);
   }
   // Outside of layers there is also what chooses tokens.
   if (layer < 0) return rare ? sum + kOutsideLayers - 2 : most;
-  return rare ? sum : std::min(sum, most);
+  return rare ? sum : std::min(sum, most + beyond);
 }
 
 }  // namespace adder

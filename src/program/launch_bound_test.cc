@@ -10,7 +10,7 @@ namespace {
 TEST(MostLaunches, ByKindOfLayer) {
   Program program = test::TwoLayerPlan().Lower();
   EXPECT_EQ(MostLaunches(program, -1), 4);
-  EXPECT_EQ(MostLaunches(program, 0), 8);  // Mamba-2 with experts and an MLP: nine by its ops
+  EXPECT_EQ(MostLaunches(program, 0), 9);  // Mamba-2 with experts, an MLP and a norm in groups
   EXPECT_EQ(MostLaunches(program, 1), 7);  // attention with an MLP
 }
 
@@ -43,6 +43,21 @@ TEST(MostLaunches, RareWordsAreALaunchEach) {
   add(1, TokenShiftOp{});
   add(1, UpdateOp{});
   EXPECT_EQ(MostLaunches(program, 1), 5);
+}
+
+TEST(MostLaunches, NormsBehindMixersAndConvolutionsAreBeyondTheUsual) {
+  Program program;
+  for (int i = 0; i < 9; ++i) program.ops.push_back({"op", 0, LinearOp{}});
+  EXPECT_EQ(MostLaunches(program, 0), 6);
+  program.ops.push_back({"op", 0, NormAddOp{}});
+  program.ops.push_back({"op", 0, CausalConvOp{}});
+  EXPECT_EQ(MostLaunches(program, 0), 8);
+  program.ops.push_back({"op", 0, Mamba2SelectedOp{}});
+  EXPECT_EQ(MostLaunches(program, 0), 9);
+  LinearOp grouped;
+  grouped.norm = RmsNorm{0, 1e-5f, 4};
+  program.ops.push_back({"op", 0, grouped});
+  EXPECT_EQ(MostLaunches(program, 0), 10);
 }
 
 }  // namespace

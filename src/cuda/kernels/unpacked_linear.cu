@@ -46,13 +46,14 @@ struct UnpackedParams {
 };
 
 constexpr int kTileBytes = kUnpackedRows * kChunkCols * 2;
-// Floats from one token's sums to the next: neighbours' rows lie in different banks.
-constexpr int kPitch = kUnpackedRows + 4;
 constexpr int kTiles = kUnpackedRows / kTileRows;
 // Blocks that share a multiprocessor, as registers allow.
 constexpr int MostBlocks(int tokens, int groups) { return tokens <= 64 && groups == 2 ? 2 : 1; }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Floats from one token's sums to the next: neighbours' rows lie in different banks.
+constexpr int kPitch = kUnpackedRows + 4;
 
 // Of `threads` threads, number `barrier` of the block's.
 __device__ __forceinline__ void PartBarrier(int barrier, int threads) {
