@@ -80,16 +80,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kAhead; ++i) newest[i] = base + i < count ? input(base + i) : zero;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      window[kTaps - 1] = newest[i];
-      float4 sum = bias;
-#pragma unroll
-      for (int tap = 0; tap < kTaps; ++tap) {
-        sum.x = fmaf(weights[tap].x, window[tap].x, sum.x);
-        sum.y = fmaf(weights[tap].y, window[tap].y, sum.y);
-        sum.z = fmaf(weights[tap].z, window[tap].z, sum.z);
-        sum.w = fmaf(weights[tap].w, window[tap].w, sum.w);
-        if (tap + 1 < kTaps) window[tap] = window[tap + 1];
-      }
+      float4 sum = ConvolveNext(bias, weights, window, newest[i]);
       if (base + i >= count) break;
       if (p.silu)
         sum = make_float4(ConvSilu(sum.x), ConvSilu(sum.y), ConvSilu(sum.z), ConvSilu(sum.w));

@@ -41,4 +41,21 @@ struct ConvStep {
   }
 };
 
+// The next token of four channels each: `newest` enters the window, whose last place is free.
+template <int kTaps>
+__device__ __forceinline__ float4 ConvolveNext(const float4& bias, const float4 (&weights)[kTaps],
+                                               float4 (&window)[kTaps], const float4& newest) {
+  window[kTaps - 1] = newest;
+  float4 sum = bias;
+#pragma unroll
+  for (int tap = 0; tap < kTaps; ++tap) {
+    sum.x = fmaf(weights[tap].x, window[tap].x, sum.x);
+    sum.y = fmaf(weights[tap].y, window[tap].y, sum.y);
+    sum.z = fmaf(weights[tap].z, window[tap].z, sum.z);
+    sum.w = fmaf(weights[tap].w, window[tap].w, sum.w);
+    if (tap + 1 < kTaps) window[tap] = window[tap + 1];
+  }
+  return sum;
+}
+
 }  // namespace adder::cuda

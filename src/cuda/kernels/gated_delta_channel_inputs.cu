@@ -271,27 +271,15 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   PutTile(inverse, shared + Layout::kOfValues, [&](int token) { return rows.betas[token]; });
   __syncthreads();
-  for (int slice = 0; slice < columns / 64; ++slice) {
-    MultiplyTile<64>(tiles + Layout::kOfValues, tiles + Layout::kSums + slice * kTokens * 128, 0,
-                     record + Record::kValues + slice * 64, columns);
-  }
-#pragma unroll 1
-  for (int slice = 0; slice < kK / 64; ++slice) {
-    MultiplyTile<kK>(tiles + Layout::kOfValues, tiles + Layout::kQ, slice * 8,
-                     record + Record::kPast + slice * 64, kK);
-  }
+  MultiplyInverse<kK, Record>(tiles + Layout::kOfValues, tiles + Layout::kSums,
+                              tiles + Layout::kOfValues, tiles + Layout::kQ, columns, record);
 }
 
 template <int kK>
 void LaunchKey(const GatedDeltaChunkParams& params, cudaStream_t stream) {
   const int columns = DeltaColumns(params.mixer.value_dim);
-  const size_t bytes = ChannelLayout<kK>::Bytes(columns);
-  const auto kernel = ChannelInputKernel<kK>;
-  AllowSharedMemory(kernel, bytes);
-  Launch("the kernel of inputs of the delta rule", kernel,
-         dim3(static_cast<unsigned>(params.mixer.value_heads),
-              static_cast<unsigned>(2 * params.piece_count)),
-         dim3(kThreads), bytes, stream, params, columns);
+  LaunchDeltaInputKernel(ChannelInputKernel<kK>, ChannelLayout<kK>::Bytes(columns), kThreads,
+                         params, columns, stream);
 }
 
 }  // namespace

@@ -172,27 +172,15 @@ __global__ void __launch_bounds__(kThreads)
   PutTile(inverse, shared + Layout::kOfKeys,
           [&](int token) { return rows.betas[token] * rows.keys[token] * Exp2(rows.sums[token]); });
   __syncthreads();
-  for (int slice = 0; slice < columns / 64; ++slice) {
-    MultiplyTile<64>(tiles + Layout::kOfValues, tiles + Layout::kValues + slice * kTokens * 128, 0,
-                     record + Record::kValues + slice * 64, columns);
-  }
-#pragma unroll 1
-  for (int slice = 0; slice < kK / 64; ++slice) {
-    MultiplyTile<kK>(tiles + Layout::kOfKeys, tiles + Layout::kKeys, slice * 8,
-                     record + Record::kPast + slice * 64, kK);
-  }
+  MultiplyInverse<kK, Record>(tiles + Layout::kOfValues, tiles + Layout::kValues,
+                              tiles + Layout::kOfKeys, tiles + Layout::kKeys, columns, record);
 }
 
 template <int kK>
 void LaunchKey(const GatedDeltaChunkParams& params, cudaStream_t stream) {
   const int columns = DeltaColumns(params.mixer.value_dim);
-  const size_t bytes = InputLayout<kK>::Bytes(columns);
-  const auto kernel = InputKernel<kK>;
-  AllowSharedMemory(kernel, bytes);
-  Launch("the kernel of inputs of the delta rule", kernel,
-         dim3(static_cast<unsigned>(params.mixer.value_heads),
-              static_cast<unsigned>(2 * params.piece_count)),
-         dim3(kThreads), bytes, stream, params, columns);
+  LaunchDeltaInputKernel(InputKernel<kK>, InputLayout<kK>::Bytes(columns), kThreads, params,
+                         columns, stream);
 }
 
 }  // namespace

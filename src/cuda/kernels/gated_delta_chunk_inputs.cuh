@@ -183,4 +183,30 @@ __device__ __forceinline__ void CopyValues(const GatedDeltaChunkParams& c, const
   }
 }
 
+// The end of phase (5): the record's values, from the tile of values, and past, from that of keys.
+template <int kK, class Record>
+__device__ __forceinline__ void MultiplyInverse(unsigned of_values, unsigned values,
+                                                unsigned of_keys, unsigned keys, int columns,
+                                                __nv_bfloat16* record) {
+  for (int slice = 0; slice < columns / 64; ++slice) {
+    MultiplyTile<64>(of_values, values + slice * kDeltaTokens * 128, 0,
+                     record + Record::kValues + slice * 64, columns);
+  }
+#pragma unroll 1
+  for (int slice = 0; slice < kK / 64; ++slice) {
+    MultiplyTile<kK>(of_keys, keys, slice * 8, record + Record::kPast + slice * 64, kK);
+  }
+}
+
+// A block of `threads` per value head and chunk.
+inline void LaunchDeltaInputKernel(void (*kernel)(GatedDeltaChunkParams, int), size_t shared_bytes,
+                                   int threads, const GatedDeltaChunkParams& params, int columns,
+                                   cudaStream_t stream) {
+  AllowSharedMemory(kernel, shared_bytes);
+  Launch("the kernel of inputs of the delta rule", kernel,
+         dim3(static_cast<unsigned>(params.mixer.value_heads),
+              static_cast<unsigned>(2 * params.piece_count)),
+         dim3(static_cast<unsigned>(threads)), shared_bytes, stream, params, columns);
+}
+
 }  // namespace adder::cuda

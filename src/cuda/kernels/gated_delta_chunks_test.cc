@@ -1,5 +1,6 @@
 // The gated delta rule in chunks against the recurrence in double precision.
 #include "cuda/kernels/gated_delta_chunks.h"
+#include "cuda/kernels/chunk_runs_for_test.h"
 
 #include <algorithm>
 
@@ -11,10 +12,6 @@ namespace {
 // Factors of products are rounded to bf16.
 constexpr double kTolerance = 0.02;
 
-struct RunSize {
-  int tokens;
-  int position;
-};
 struct Sizes {
   const char* name;
   int key_heads;
@@ -78,24 +75,7 @@ void GatedDeltaChunksTest::Compare(const Sizes& sizes) {
   const size_t slot = kStateOffset + heads * head_floats;
   const size_t run_count = sizes.runs.size();
   std::vector<float> slots = numbers.Vector(run_count * slot, 0.5f);
-  std::vector<SequenceRun> runs;
-  std::vector<Piece> pieces;
-  std::vector<int> first_pieces;
-  int rows = 0;
-  for (size_t r = 0; r < run_count; ++r) {
-    const RunSize& run = sizes.runs[r];
-    if (run.position == 0) {
-      std::fill_n(slots.begin() + static_cast<std::ptrdiff_t>(r * slot), slot, 0.0f);
-    }
-    runs.push_back({nullptr, nullptr, run.position, rows, run.tokens, 0});
-    first_pieces.push_back(static_cast<int>(pieces.size()));
-    for (int done = 0; done < run.tokens; done += kPieceTokens) {
-      pieces.push_back(
-          {rows + done, std::min(kPieceTokens, run.tokens - done), static_cast<int>(r), 0});
-    }
-    rows += run.tokens;
-  }
-  first_pieces.push_back(static_cast<int>(pieces.size()));
+  auto [runs, pieces, first_pieces, rows] = MakeChunkRuns(sizes.runs, slot, slots);
   const DeviceArray<float> device_slots(slots);
   for (size_t r = 0; r < run_count; ++r) runs[r].recurrent = device_slots.data() + r * slot;
   const DeviceArray<SequenceRun> device_runs(runs);

@@ -20,6 +20,7 @@
 #include <cuda_runtime.h>
 
 #include "cuda/kernels/activate.cuh"
+#include "cuda/kernels/conv_step.cuh"
 #include "cuda/kernels/mamba2_chunks.cuh"
 
 namespace adder::cuda {
@@ -131,16 +132,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      window[kTaps - 1] = newest[i];
-      float4 sum = bias;
-#pragma unroll
-      for (int tap = 0; tap < kTaps; ++tap) {
-        sum.x = fmaf(weights[tap].x, window[tap].x, sum.x);
-        sum.y = fmaf(weights[tap].y, window[tap].y, sum.y);
-        sum.z = fmaf(weights[tap].z, window[tap].z, sum.z);
-        sum.w = fmaf(weights[tap].w, window[tap].w, sum.w);
-        if (tap + 1 < kTaps) window[tap] = window[tap + 1];
-      }
+      const float4 sum = ConvolveNext(bias, weights, window, newest[i]);
       if (base + i >= count) break;
       *reinterpret_cast<uint2*>(out + static_cast<long long>(base + i) * channels) = make_uint2(
           PackBf16(FastSilu(sum.x), FastSilu(sum.y)), PackBf16(FastSilu(sum.z), FastSilu(sum.w)));

@@ -1,6 +1,7 @@
 // The chunked scan against the recurrence, token by token, in double precision: every head and run
 // for itself, so that a mix-up of channels, heads, groups, runs or pieces shows.
 #include "cuda/kernels/mamba2_chunks.h"
+#include "cuda/kernels/chunk_runs_for_test.h"
 
 #include <algorithm>
 #include <limits>
@@ -13,11 +14,6 @@ namespace {
 // x, B, C, weights of products and states enter products as bf16, which errs by 2^-9 each.
 // Measured: up to 0.005.
 constexpr double kTolerance = 0.015;
-
-struct RunSize {
-  int tokens;
-  int position;
-};
 
 struct Case {
   const char* name;
@@ -75,24 +71,7 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
   p.ssm_offset = static_cast<long long>(ssm_offset);
   const size_t run_count = sizes.runs.size();
   std::vector<float> slots = numbers.Vector(run_count * slot);
-  std::vector<SequenceRun> runs;
-  std::vector<Piece> pieces;
-  std::vector<int> first_pieces;
-  int rows = 0;
-  for (size_t r = 0; r < run_count; ++r) {
-    const RunSize& run = sizes.runs[r];
-    if (run.position == 0) {
-      std::fill_n(slots.begin() + static_cast<std::ptrdiff_t>(r * slot), slot, 0.0f);
-    }
-    runs.push_back({nullptr, nullptr, run.position, rows, run.tokens, 0});
-    first_pieces.push_back(static_cast<int>(pieces.size()));
-    for (int done = 0; done < run.tokens; done += kPieceTokens) {
-      pieces.push_back(
-          {rows + done, std::min(kPieceTokens, run.tokens - done), static_cast<int>(r), 0});
-    }
-    rows += run.tokens;
-  }
-  first_pieces.push_back(static_cast<int>(pieces.size()));
+  auto [runs, pieces, first_pieces, rows] = MakeChunkRuns(sizes.runs, slot, slots);
   const DeviceArray<float> device_slots(slots);
   for (size_t r = 0; r < run_count; ++r) runs[r].recurrent = device_slots.data() + r * slot;
   const DeviceArray<SequenceRun> device_runs(runs);
