@@ -74,19 +74,47 @@ void CheckpointWriter::Finish() {
   WriteFile(directory_ / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
-void CreateCheckpointDirectory(const std::filesystem::path& directory) {
+NewCheckpointDirectory::NewCheckpointDirectory(std::filesystem::path directory,
+                                               const std::vector<TensorSpec>& tensors)
+    : directory_(std::move(directory)) {
   std::error_code error;
-  if (std::filesystem::exists(directory, error)) {
-    if (!std::filesystem::is_directory(directory, error)) {
-      Fail(directory.string(), " exists and is not a directory.");
+  const std::string name = directory_.string();
+  if (std::filesystem::exists(directory_, error)) {
+    if (!std::filesystem::is_directory(directory_, error)) {
+      Fail(name, " exists and is not a directory.");
     }
-    if (!std::filesystem::is_empty(directory, error)) {
-      Fail(directory.string(), " is not empty; choose a new directory for the checkpoint.");
+    if (!std::filesystem::is_empty(directory_, error)) {
+      Fail(name, " is not empty; choose a new directory for the checkpoint.");
     }
+  } else if (std::filesystem::create_directories(directory_, error)) {
+    made_ = true;
+  } else {
+    Fail("Cannot create \"", name, "\": ", error.message(), ".");
+  }
+  uintmax_t bytes = 0;
+  for (const TensorSpec& tensor : tensors) bytes += static_cast<uintmax_t>(SpecBytes(tensor));
+  const std::filesystem::space_info space = std::filesystem::space(directory_, error);
+  if (error || bytes <= space.available) return;
+  Remove();
+  constexpr uintmax_t kMiB = uintmax_t{1} << 20;
+  Fail(name, " has ", space.available / kMiB, " MiB free, and the checkpoint's tensors take ",
+       bytes / kMiB, " MiB.");
+}
+
+NewCheckpointDirectory::~NewCheckpointDirectory() {
+  if (!kept_) Remove();
+}
+
+void NewCheckpointDirectory::Remove() noexcept {
+  std::error_code error;
+  if (made_) {
+    std::filesystem::remove_all(directory_, error);
     return;
   }
-  if (!std::filesystem::create_directories(directory, error)) {
-    Fail("Cannot create ", directory.string(), ": ", error.message(), ".");
+  for (std::filesystem::directory_iterator entry(directory_, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::error_code ignored;
+    std::filesystem::remove_all(entry->path(), ignored);
   }
 }
 

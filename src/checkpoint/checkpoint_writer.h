@@ -45,8 +45,25 @@ class CheckpointWriter {
   std::unique_ptr<SafetensorsWriter> writer_;
 };
 
-// Creates `directory` for a new checkpoint. Throws Error when it exists and is not empty: a
-// checkpoint is never overwritten.
-void CreateCheckpointDirectory(const std::filesystem::path& directory);
+// A directory for a new checkpoint. What is in it goes again, and the directory if it was made for
+// it, unless Keep is called: a half-written checkpoint helps nobody.
+class NewCheckpointDirectory {
+ public:
+  // Throws Error when `directory` exists and is not empty (a checkpoint is never overwritten), when
+  // it cannot be made, or when `tensors` take more bytes than are free there.
+  NewCheckpointDirectory(std::filesystem::path directory, const std::vector<TensorSpec>& tensors);
+  ~NewCheckpointDirectory();
+  NewCheckpointDirectory(const NewCheckpointDirectory&) = delete;
+  NewCheckpointDirectory& operator=(const NewCheckpointDirectory&) = delete;
+
+  void Keep() { kept_ = true; }
+
+ private:
+  void Remove() noexcept;
+
+  std::filesystem::path directory_;
+  bool made_ = false;
+  bool kept_ = false;
+};
 
 }  // namespace adder

@@ -149,7 +149,7 @@ class Quantizer {
     }
     for (size_t i = 0; i < target_.vectors.size(); ++i) AddVectorSpecs(i, tensors);
 
-    CreateCheckpointDirectory(options_.output);
+    NewCheckpointDirectory directory(options_.output, tensors);
     CopyTextFiles();
     output_config_["quantization"] = quantization;
     output_config_["quantization_config"] = quantization;
@@ -163,6 +163,7 @@ class Quantizer {
     }
     for (size_t i = 0; i < target_.vectors.size(); ++i) WriteVector(i, writer);
     writer.Finish();
+    directory.Keep();
   }
 
  private:
@@ -197,6 +198,8 @@ class Quantizer {
       format = Affine(8, module.cols);
     }
     if (module.cols % format.group_size != 0) return std::nullopt;
+    // Kernels of small numbers read rows in spans of 32.
+    if (format.mode != QuantizationMode::kAffine && module.cols % 32 != 0) return std::nullopt;
     return format;
   }
 

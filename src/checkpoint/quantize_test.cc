@@ -252,7 +252,11 @@ TEST(Quantize, NamesTheTensorOfAWeightThatIsNotFinite) {
               QuantizeCheckpoint(options);
             }).find("the tensor " + name + " holds a value that is not finite"),
             std::string::npos);
-  EXPECT_FALSE(std::filesystem::exists(options.output / "model.safetensors"));
+  // Nothing is left in the way of another attempt.
+  EXPECT_FALSE(std::filesystem::exists(options.output));
+  std::filesystem::create_directory(options.output);
+  EXPECT_THROW(QuantizeCheckpoint(options), Error);
+  EXPECT_TRUE(std::filesystem::is_empty(options.output));
 }
 
 TEST(Quantize, RefusesBadRequests) {
@@ -281,6 +285,31 @@ TEST(Quantize, RefusesBadRequests) {
   options.output = directory.path() / "second";
   EXPECT_NE(ErrorOf([&] { QuantizeCheckpoint(options); }).find("is already quantised"),
             std::string::npos);
+}
+
+TEST(NewCheckpointDirectory, RefusesWhatDoesNotFitOnTheDisk) {
+  const TemporaryDirectory directory;
+  const std::filesystem::path path = directory.path() / "huge";
+  const std::vector<TensorSpec> tensors{{"w", DType::kF32, {int64_t{1} << 40, 1 << 12}}};
+  EXPECT_NE(ErrorOf([&] {
+              NewCheckpointDirectory(path, tensors);
+            }).find("the checkpoint's tensors take 17179869184 MiB"),
+            std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(NewCheckpointDirectory, KeepsWhatIsToBeKept) {
+  const TemporaryDirectory directory;
+  const std::filesystem::path path = directory.path() / "new";
+  {
+    NewCheckpointDirectory made(path, {});
+    WriteFile(path / "config.json", "{}");
+    made.Keep();
+  }
+  EXPECT_TRUE(std::filesystem::exists(path / "config.json"));
+  EXPECT_NE(ErrorOf([&] { NewCheckpointDirectory(path, {}); }).find("is not empty"),
+            std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(path / "config.json"));
 }
 
 TEST(CheckpointWriter, ShardsAndIndexesLargeCheckpoints) {

@@ -198,7 +198,7 @@ class Synthesizer {
       total_bytes_ += *ElementCount(tensor.shape) * static_cast<int64_t>(DTypeSize(tensor.dtype));
     }
 
-    CreateCheckpointDirectory(options_.output);
+    NewCheckpointDirectory directory(options_.output, tensors);
     config_["adder_synthetic"] = kNotice;
     if (options_.bits != 0) {
       config_["quantization"] = quantization;
@@ -214,6 +214,7 @@ class Synthesizer {
       WriteVector(plan_.vectors[i], roles.Of(static_cast<VectorId>(i)), writer);
     }
     writer.Finish();
+    directory.Keep();
   }
 
  private:
