@@ -299,6 +299,13 @@ TEST_F(BindTest, QuantisationThatDoesNotFitIsRefused) {
   EXPECT_NE(
       BindError(tensors, R"({"quantization": {"bits": 7, "group_size": 64}})").find("bits is 7"),
       std::string::npos);
+  for (const char* entry : {"7", "\"x\"", "[]", "null"}) {
+    const std::string config =
+        R"({"quantization": {"bits": 4, "group_size": 64, "m.first": )" + std::string(entry) + "}}";
+    EXPECT_NE(
+        BindError(tensors, config).find("the entry of the module m.first is " + std::string(entry)),
+        std::string::npos);
+  }
   EXPECT_NE(BindError(tensors, R"({"quantization": {"bits": 4, "group_size": 48}})")
                 .find("group_size is 48"),
             std::string::npos);

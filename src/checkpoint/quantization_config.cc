@@ -75,6 +75,10 @@ QuantizationConfig::QuantizationConfig(const JsonObject& config) {
       overrides_[key] = ReadFormat(JsonObject(value, quantization->where() + ": " + key), default_);
     } else if (value.is_boolean()) {
       overrides_[key] = value.get<bool>() ? default_ : std::nullopt;
+    } else if (key.find('.') != std::string::npos) {
+      // Modules have dots in their names, fields have not.
+      Fail(quantization->where(), ": the entry of the module ", key, " is ", value.dump(),
+           "; it should be an object with bits and group_size, or true or false.");
     }
   }
 }
