@@ -103,7 +103,8 @@ GatedDeltaParams MixerParams(const GatedDeltaOp& op, const DeviceWeights& weight
   return params;
 }
 
-CausalConvParams ConvSizes(const CausalConvOp& op) {
+CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
+                             const DeviceState& state, const Slice& slice) {
   CausalConvParams params;
   params.channels = Narrow(op.channels);
   params.d_conv = Narrow(op.d_conv);
@@ -111,12 +112,6 @@ CausalConvParams ConvSizes(const CausalConvOp& op) {
   params.gate_before = Narrow(op.gate_before);
   params.gate_after = Narrow(op.gate_after);
   params.silu = op.silu;
-  return params;
-}
-
-CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
-                             const DeviceState& state, const Slice& slice) {
-  CausalConvParams params = ConvSizes(op);
   params.weight = weights.vector(op.weight);
   params.bias = weights.vector(op.bias);
   params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);

@@ -39,8 +39,6 @@ void PlaceInputs(const GatedDeltaOp& op, const Program& program, Values values,
   params.gate = m.gate_proj ? values(op.gate) : params.beta + m.value_heads + own_decays;
   params.gate_stride = BufferStride(program, m.gate_proj ? op.gate : op.projected);
 }
-// The sizes alone.
-CausalConvParams ConvSizes(const CausalConvOp& op);
 // All but the activations.
 CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
                              const DeviceState& state, const Slice& slice);

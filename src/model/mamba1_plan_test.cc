@@ -66,6 +66,8 @@ TEST(Mamba1Plan, IsChecked) {
   ExpectInvalid([](Plan&, Mamba1& m) { m.dt_norm->weight = m.d; }, "dt_norm");
   ExpectInvalid([](Plan&, Mamba1& m) { m.b_norm->eps = -1; }, "b_norm eps is -1");
   ExpectInvalid([](Plan&, Mamba1& m) { m.b_norm->groups = 2; }, "b_norm");
+  ExpectInvalid([](Plan&, Mamba1& m) { m.dt_norm->centered = true; },
+                "a centered dt_norm is not implemented");
   ExpectInvalid(
       [](Plan&, Mamba1& m) {
         m.c_norm = RmsNorm{kNoId, std::numeric_limits<float>::infinity(), 1};

@@ -221,5 +221,20 @@ TEST(Plan, PrintsEveryField) {
       "  ignored: mtp.*\n");
 }
 
+TEST(Plan, CombinationsThatNoBackendHasAreNamed) {
+  ExpectInvalid(
+      [](Plan& plan) { MambaOf(plan).gated_norm->centered = true; },
+      {"block 1 (layer 0), mixer 0 (Mamba2)", "a centered gated_norm is not implemented"});
+  ExpectInvalid(
+      [](Plan& plan) {
+        DenseMlp& mlp = std::get<DenseMlp>(plan.blocks[2].mixers[0]);
+        mlp.shift_mix = plan.AddVector("mix", "mix", 6);
+        Linear low;
+        low.weight = plan.AddMatrix("a", "a", 2, 6);
+        mlp.gate_up_adapter = Adapter{2, low, {plan.AddMatrix("b", "b", 14, 2)}};
+      },
+      {"a gate_up_adapter beside a shift_mix is not implemented"});
+}
+
 }  // namespace
 }  // namespace adder

@@ -147,6 +147,8 @@ TEST(ResidualRulesPlan, OptionsOfAttentionAreValidated) {
       "no keys of its own");
   ExpectInvalid([](Plan& plan) { MixerOf<Attention>(plan, 2).window = -1; }, "window is -1");
   ExpectInvalid([](Plan& plan) { MixerOf<Attention>(plan, 2).values_from_keys = true; }, "mixing");
+  ExpectInvalid([](Plan& plan) { MixerOf<Attention>(plan, 2).output_gate = true; },
+                "an output_gate beside mixing is not implemented");
   ExpectInvalid([](Plan& plan) { MixerOf<Attention>(plan, 2).mixing->taps = 2; },
                 "conv_weight is \"conv\"");
   ExpectInvalid([](Plan& plan) { MixerOf<Attention>(plan, 2).mixing->group_taps = 0; },

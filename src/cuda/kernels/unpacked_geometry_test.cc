@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "cuda/kernels/geometry_sizes_for_test.h"
 #include "cuda/kernels/unpacked_linear.h"
 
 namespace adder::cuda {
@@ -9,20 +10,13 @@ TEST(ChooseUnpackedGeometry, ChoosesWhatTheKernelTakes) {
   constexpr int kSharedBytes = 226 * 1024;
   for (const bool has_norm : {false, true}) {
     const float norm_weight = 1;
-    for (const int tokens : {9, 16, 100, 256}) {
-      for (const int tiles : {1, 48, 211, 532, 6272}) {
-        for (const int chunks : {1, 3, 12, 32, 64, 224}) {
-          LinearParams p;
-          p.norm_weight = has_norm ? &norm_weight : nullptr;
-          p.matrix.tiles = tiles;
-          p.matrix.chunks = chunks;
-          p.tokens = tokens;
-          UnpackedGeometry g;
-          if (!ChooseUnpackedGeometry(p, 132, kSharedBytes, &g)) continue;
-          EXPECT_TRUE(UnpackedTakes(p, g, kSharedBytes));
-        }
-      }
-    }
+    LinearParams params;
+    params.norm_weight = has_norm ? &norm_weight : nullptr;
+    ForEachGeometrySize(params, [&](const LinearParams& p) {
+      UnpackedGeometry g;
+      if (!ChooseUnpackedGeometry(p, 132, kSharedBytes, &g)) return;
+      EXPECT_TRUE(UnpackedTakes(p, g, kSharedBytes));
+    });
   }
 }
 

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "cuda/kernels/geometry_sizes_for_test.h"
 #include "cuda/kernels/wgmma_linear.h"
 
 namespace adder::cuda {
@@ -8,20 +9,13 @@ namespace {
 TEST(ChooseWgmmaGeometry, ChoosesWhatTheKernelTakes) {
   constexpr int kSharedBytes = 226 * 1024;
   for (const WeightFormat format : {WeightFormat::kQ4, WeightFormat::kQ8, WeightFormat::kBf16}) {
-    for (const int tokens : {9, 16, 100, 256}) {
-      for (const int tiles : {1, 48, 211, 532, 6272}) {
-        for (const int chunks : {1, 3, 12, 32, 64, 224}) {
-          LinearParams p;
-          p.matrix.format = format;
-          p.matrix.tiles = tiles;
-          p.matrix.chunks = chunks;
-          p.tokens = tokens;
-          WgmmaGeometry g;
-          if (!ChooseWgmmaGeometry(p, 132, kSharedBytes, &g)) continue;
-          EXPECT_TRUE(WgmmaTakes(p, g, kSharedBytes));
-        }
-      }
-    }
+    LinearParams params;
+    params.matrix.format = format;
+    ForEachGeometrySize(params, [&](const LinearParams& p) {
+      WgmmaGeometry g;
+      if (!ChooseWgmmaGeometry(p, 132, kSharedBytes, &g)) return;
+      EXPECT_TRUE(WgmmaTakes(p, g, kSharedBytes));
+    });
   }
 }
 
