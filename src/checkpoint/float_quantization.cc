@@ -47,6 +47,8 @@ bool QuantizeFloatRow(std::span<const float> weights, QuantizationMode mode, std
     } else {
       code = FloatToE8M0Up(exact);
       scale = E8M0ToFloat(code);
+      // Readers refuse scales whose largest product overflows.
+      if (!std::isfinite(scale * largest_number)) return false;
     }
     scales[g] = static_cast<std::byte>(code);
     std::byte* to = packed + g * group * static_cast<size_t>(bits) / 8;

@@ -123,6 +123,10 @@ TEST(QuantizeFloatRow, RefusesWhatTheModeCannotHold) {
   EXPECT_FALSE(accepts(std::numeric_limits<float>::infinity(), QuantizationMode::kMxfp8));
   EXPECT_TRUE(accepts(-2688.0f, QuantizationMode::kNvfp4));  // 6 * 448
   EXPECT_FALSE(accepts(-2700.0f, QuantizationMode::kNvfp4));
+  // The next power of two, times the largest number, is beyond f32.
+  EXPECT_FALSE(accepts(3.3e38f, QuantizationMode::kMxfp4));
+  EXPECT_FALSE(accepts(-3.3e38f, QuantizationMode::kMxfp8));
+  EXPECT_TRUE(accepts(1e38f, QuantizationMode::kMxfp4));
   EXPECT_TRUE(accepts(1e30f, QuantizationMode::kMxfp4));
 }
 
