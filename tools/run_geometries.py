@@ -1,15 +1,18 @@
 """Runs published geometries with random weights: synthesises each at 4 bits in a temporary folder,
-inspects it, generates tokens and checks that every logit is finite, one model at a time.
+inspects it, generates tokens and checks that every logit is finite, the smallest model first.
 
     python3 tools/run_geometries.py [--adder BINARY] [--shared DIR] [--largest BILLIONS]
-                                    [--device cpu] [--temporary DIR] [NAME...]
+                                    [--device cpu] [--bench] [--temporary DIR] [NAME...]
 
 Takes the files of SHARED/geometries whose _params_computed is at most --largest (default: 3.3, which
-is what models named 3B have) or, with names, those alone. Prints one row for each; exits 1 when one
-of them failed.
+is what models named 3B have) or, with names, those alone. While one runs, the next is written. Prints
+one row for each; exits 1 when one of them failed. --bench adds what `adder bench decode` measures
+behind 512 tokens of prompt: tokens per second, launches of a step, and the share of the device's read
+bandwidth that its bytes come to.
 """
 
 import argparse
+import concurrent.futures
 import json
 import math
 import os
@@ -44,12 +47,26 @@ def logits_of(path):
             yield from memoryview(data)[8 + size + begin : 8 + size + end].cast("f")
 
 
-def try_geometry(adder, geometry, device, folder):
+def synthesise(adder, geometry, folder):
+    """Seconds that it took."""
+    began = time.monotonic()
+    run(adder, "synthesize", "--geometry", geometry, "--output", folder / "model", "--bits", 4)
+    return time.monotonic() - began
+
+
+def bench(adder, model, device):
+    """Columns of --bench."""
+    measured = json.loads(run(
+        adder, "bench", "decode", "-m", model, "--device", device, "--prompt-tokens", 512,
+        "--max-tokens", 64, "--repeat", 1, "--json"))
+    return [f"{measured['decode_tokens_per_second_median']:,.0f}",
+            f"{measured.get('launches_per_step', 0):.0f}",
+            f"{100 * measured['bandwidth_fraction']:.0f}%"]
+
+
+def try_geometry(adder, geometry, device, folder, synthesised, benches):
     """One row of the table."""
     model = folder / "model"
-    began = time.monotonic()
-    run(adder, "synthesize", "--geometry", geometry, "--output", model, "--bits", 4)
-    synthesised = time.monotonic() - began
     facts = json.loads(run(adder, "inspect", "-m", model, "--json"))
     generated = json.loads(run(
         adder, "generate", "-m", model, "--tokens", ",".join(map(str, PROMPT)), "-n", TOKENS,
@@ -69,7 +86,8 @@ def try_geometry(adder, geometry, device, folder):
         largest = max(largest, abs(value))
     return [geometry.stem, facts["family"], f"{facts['parameters']:,}",
             f"{facts['checkpoint_bytes'] / 1e6:,.0f} MB", f"{synthesised:.0f} s",
-            f"{rate:.1f}", f"{largest:.3g}", " ".join(map(str, tokens))]
+            f"{rate:.1f}", f"{largest:.3g}", " ".join(map(str, tokens)),
+            *(bench(adder, model, device) if benches else [])]
 
 
 def main():
@@ -80,25 +98,50 @@ def main():
                         default=os.environ.get("ADDER_SHARED") or ROOT.parent / "shared")
     parser.add_argument("--largest", type=float, default=3.3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--bench", action="store_true")
     parser.add_argument("--temporary", type=pathlib.Path)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
 
-    print("| geometry | family | parameters | at 4 bits | written in | decode tok/s | largest logit | tokens |")
-    print("| --- | --- | --: | --: | --: | --: | --: | --- |", flush=True)
-    failed = []
-    for geometry in sorted((options.shared / "geometries").glob("*.json")):
+    chosen = []
+    for geometry in (options.shared / "geometries").glob("*.json"):
         size = json.loads(geometry.read_text(encoding="utf-8"))["_params_computed"]
-        chosen = geometry.stem in options.names if options.names else size <= options.largest * 1e9
-        if not chosen:
-            continue
-        with tempfile.TemporaryDirectory(dir=options.temporary) as folder:
+        if geometry.stem in options.names if options.names else size <= options.largest * 1e9:
+            chosen.append((size, geometry))
+    chosen.sort()
+    columns = ["geometry", "family", "parameters", "at 4 bits", "written in", "decode tok/s",
+               "largest logit", "tokens"]
+    columns += ["behind 512, tok/s", "launches", "of the bandwidth"] if options.bench else []
+    print("| " + " | ".join(columns) + " |")
+    print("| --- " * len(columns) + "|", flush=True)
+    failed = []
+    with concurrent.futures.ThreadPoolExecutor(1) as writer:
+        folders = {}
+
+        def write(index):
+            folders[index] = tempfile.TemporaryDirectory(dir=options.temporary)
+            return writer.submit(synthesise, options.adder, chosen[index][1],
+                                 pathlib.Path(folders[index].name))
+
+        written = write(0) if chosen else None
+        for i, (_, geometry) in enumerate(chosen):
+            this, written = written, None
             try:
-                row = try_geometry(options.adder, geometry, options.device, pathlib.Path(folder))
+                try:
+                    synthesised = this.result()
+                except RuntimeError:  # perhaps the disk had no room for two
+                    synthesised = synthesise(options.adder, geometry,
+                                             pathlib.Path(folders[i].name))
+                written = write(i + 1) if i + 1 < len(chosen) else None
+                row = try_geometry(options.adder, geometry, options.device,
+                                   pathlib.Path(folders[i].name), synthesised, options.bench)
             except RuntimeError as error:
                 failed.append(geometry.stem)
                 row = [geometry.stem, f"FAILED: {error}"]
-        print("| " + " | ".join(row) + " |", flush=True)
+            print("| " + " | ".join(row) + " |", flush=True)
+            folders.pop(i).cleanup()
+            if written is None and i + 1 < len(chosen):
+                written = write(i + 1)
     if failed:
         sys.exit(f"{len(failed)} failed: {', '.join(failed)}")
 
