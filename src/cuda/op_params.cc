@@ -120,6 +120,27 @@ CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weight
   return params;
 }
 
+SmallNorm MakeSmallNorm(const std::optional<RmsNorm>& norm, const DeviceWeights& weights) {
+  if (!norm) return {};
+  return {true, weights.vector(norm->weight), norm->eps};
+}
+
+Mamba1Params MixerParams(const Mamba1ScanOp& op, const DeviceWeights& weights,
+                         const DeviceState& state, const Slice& slice) {
+  const Mamba1& m = op.mixer;
+  Mamba1Params params;
+  params.inner = Narrow(m.inner);
+  params.d_state = Narrow(m.d_state);
+  params.a = weights.vector(m.a);
+  params.d = weights.vector(m.d);
+  params.b_norm = MakeSmallNorm(m.b_norm, weights);
+  params.c_norm = MakeSmallNorm(m.c_norm, weights);
+  params.ssm_offset = state.RecurrentOffset(op.ssm_state);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  return params;
+}
+
 RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights) {
   const Routing& routing = op.routing;
   RouteParams route;

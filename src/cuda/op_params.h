@@ -6,6 +6,7 @@
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/gated_delta.h"
+#include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/route.h"
 #include "cuda/slice.h"
@@ -42,6 +43,10 @@ void PlaceInputs(const GatedDeltaOp& op, const Program& program, Values values,
 // All but the activations.
 CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
                              const DeviceState& state, const Slice& slice);
+SmallNorm MakeSmallNorm(const std::optional<RmsNorm>& norm, const DeviceWeights& weights);
+// All but the activations.
+Mamba1Params MixerParams(const Mamba1ScanOp& op, const DeviceWeights& weights,
+                         const DeviceState& state, const Slice& slice);
 // A router's rule, without what is of the slice.
 RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights);
 // All but the activations and scratch.

@@ -5,6 +5,7 @@
 #include "cuda/kernels/attention_chunks.h"
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/gated_delta_chunks.h"
+#include "cuda/kernels/mamba1_chunks.h"
 #include "cuda/kernels/mamba2_chunks.h"
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/ruled_rows.h"
@@ -29,7 +30,10 @@ struct ScratchSizes {
   size_t gates = 0;
   size_t convolved = 0;
   size_t state = 0;
+  size_t before = 0;
   size_t steps = 0;
+  size_t step_rows = 0;
+  size_t sums = 0;
   size_t delta_records = 0;
   size_t delta_keeps = 0;
   size_t widened = 0;
@@ -39,15 +43,32 @@ struct ScratchSizes {
   size_t expert_tiles = 0;
 };
 
-// Between a router's rows of scores.
-int ScoresStride(const PackedMatrix& router) { return (router.rows + 3) / 4 * 4; }
-
 size_t UnpackedBytes(const PackedMatrix& matrix) {
   return static_cast<size_t>(int64_t{matrix.rows} * Bf16Stride(matrix.cols)) *
          sizeof(__nv_bfloat16);
 }
 
 void Raise(size_t& size, int64_t value) { size = std::max(size, static_cast<size_t>(value)); }
+
+// The matrix of an op that is a dense product here, or part of one; kNoId: there is none.
+MatrixId DenseMatrix(const Op& op) {
+  if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+    return linear->logits_rows_only ? kNoId : linear->linear.weight;
+  }
+  if (const auto* router = std::get_if<RouterOp>(&op.body)) return router->router.weight;
+  if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
+    return scan->mixer.selection->dt_proj.weight;
+  }
+  if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) return scan->mixer.dt_proj.weight;
+  return kNoId;
+}
+
+// Whether LaunchBf16Norm has such a norm, which reads groups four values at a time; true for none.
+bool NormsRows(const std::optional<RmsNorm>& norm, int64_t width) {
+  if (!norm) return true;
+  if (norm->centered || norm->weight == kNoId) return false;
+  return norm->groups == 1 || width / norm->groups % 4 == 0;
+}
 
 }  // namespace
 
@@ -58,10 +79,16 @@ bool WideOps::Support(const Program& program) {
     if (!known) return false;
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
       const Mamba2& m = mamba->mixer;
-      if (m.norm_before_gate) return false;
       if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), Narrow(m.d_conv))) {
         return false;
       }
+      if (m.norm_before_gate && !NormsRows(m.gated_norm, m.inner())) return false;
+    } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      const Mamba2& m = selected->mixer;
+      if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), 1)) return false;
+      if (m.d_conv > kMostConvTaps) return false;
+    } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+      if (scan->mixer.inner % 8 != 0 || scan->mixer.d_conv > kMostConvTaps) return false;
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
       const GatedDelta& m = delta->mixer;
       if (!GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) return false;
@@ -72,7 +99,7 @@ bool WideOps::Support(const Program& program) {
     } else if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
       if (embed->norm) return false;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
-      if (attention->mixer.window > 0 || !attention->mixer.owns_kv()) return false;
+      if (!attention->mixer.owns_kv()) return false;
       if (!AttentionChunksSupport(Narrow(attention->mixer.head_dim),
                                   Narrow(program.layout.page_positions))) {
         return false;
@@ -82,12 +109,8 @@ bool WideOps::Support(const Program& program) {
         return false;
       const bool refused = linear->epilogue == Epilogue::kAdd || linear->row_gate != kNoId;
       if (NeedsRule(*linear) && refused) return false;
-      if (linear->norm && (linear->norm->centered || linear->norm->weight == kNoId)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
-      // Norms read groups four values at a time.
-      if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
-        return false;
-      }
+      if (!NormsRows(linear->norm, width)) return false;
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       if (router->routing.idle > 0 || router->router.scaled()) return false;
       if (router->experts > kMostGroupedExperts) return false;
@@ -120,17 +143,17 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
 size_t WideOps::PlaceBuffers(std::byte* base) {
   const int64_t rows = rows_;
   ScratchSizes sizes;
-  const auto raise_unpacked = [&](const PackedMatrix& matrix) {
-    if (kept_.count(matrix.data) == 0) {
-      Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
-    }
-  };
   for (const Op& op : program_.ops) {
+    if (const MatrixId id = DenseMatrix(op); id != kNoId) {
+      const PackedMatrix& matrix = weights_.matrix(id);
+      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
+      if (kept_.count(matrix.data) == 0) {
+        Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
+      }
+    }
     if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->logits_rows_only) continue;
       const PackedMatrix& matrix = weights_.matrix(linear->linear.weight);
-      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
-      raise_unpacked(matrix);
       if (linear->epilogue == Epilogue::kGated || linear->epilogue == Epilogue::kActivate) {
         Raise(sizes.gates, rows * Bf16Stride(matrix.rows));
       }
@@ -138,7 +161,21 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
       const Mamba2& m = mamba->mixer;
       Raise(sizes.convolved, rows * m.conv_channels());
       Raise(sizes.state, WideSlicePieces(rows_) * m.inner() * m.d_state);
+      Raise(sizes.before, WideSlicePieces(rows_) * m.inner() * m.d_state);
       Raise(sizes.steps, rows * m.heads);
+    } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      const Mamba2& m = selected->mixer;
+      Raise(sizes.convolved, rows * 2 * m.groups * m.d_state);
+      Raise(sizes.state, WideSlicePieces(rows_) * m.inner() * m.d_state);
+      Raise(sizes.before, WideSlicePieces(rows_) * m.inner() * m.d_state);
+      Raise(sizes.steps, rows * m.heads);
+      Raise(sizes.step_rows, rows * RowStride(m.heads));
+    } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+      const Mamba1& m = scan->mixer;
+      const int64_t segments = WideSlicePieces(rows_) * kMamba1Segments;
+      Raise(sizes.state, segments * m.inner * m.d_state);
+      Raise(sizes.step_rows, rows * RowStride(m.inner));
+      Raise(sizes.sums, segments * m.inner);
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
       const GatedDelta& m = delta->mixer;
       const int64_t chunks = 2 * WideSlicePieces(rows_) * m.value_heads;
@@ -146,10 +183,7 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
       Raise(sizes.delta_records, chunks * static_cast<int64_t>(record));
       Raise(sizes.delta_keeps, chunks * kMostChunkKeyDim);
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      const PackedMatrix& matrix = weights_.matrix(router->router.weight);
-      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
-      raise_unpacked(matrix);
-      Raise(sizes.scores, rows * ScoresStride(matrix));
+      Raise(sizes.scores, rows * RowStride(weights_.matrix(router->router.weight).rows));
       Raise(sizes.expert_order, rows * router->top_k);
       // Never more than tiles of the smaller kind.
       Raise(sizes.expert_tiles, rows * router->top_k / 64 + router->experts);
@@ -177,9 +211,11 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
   place(unpacked_, sizes.unpacked);
   place(gates_, sizes.gates);
   place(convolved_, sizes.convolved);
-  place(before_, sizes.state);
+  place(before_, sizes.before);
   place(added_, sizes.state);
   place(steps_, sizes.steps);
+  place(step_rows_, sizes.step_rows);
+  place(sums_, sizes.sums);
   place(delta_records_, sizes.delta_records);
   place(delta_keeps_, sizes.delta_keeps);
   place(widened_, sizes.widened);
@@ -195,19 +231,14 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
 void WideOps::KeepUnpacked(size_t most_bytes) {
   std::vector<const PackedMatrix*> matrices;
   size_t total = 0;
-  const auto add = [&](MatrixId id) {
+  for (const Op& op : program_.ops) {
+    const MatrixId id = DenseMatrix(op);
+    if (id == kNoId) continue;
     const PackedMatrix& matrix = weights_.matrix(id);
     const size_t bytes = (UnpackedBytes(matrix) + 255) / 256 * 256;
-    if (total + bytes > most_bytes || !kept_.emplace(matrix.data, nullptr).second) return;
+    if (total + bytes > most_bytes || !kept_.emplace(matrix.data, nullptr).second) continue;
     matrices.push_back(&matrix);
     total += bytes;
-  };
-  for (const Op& op : program_.ops) {
-    if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (!linear->logits_rows_only) add(linear->linear.weight);
-    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      add(router->router.weight);
-    }
   }
   kept_memory_ = DeviceMemory(total);
   auto* to = kept_memory_.as<std::byte>();
@@ -366,39 +397,6 @@ void WideOps::LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows) {
   LaunchRuledRows(ruled, stream_.get());
 }
 
-void WideOps::Launch(const CausalConvOp& op, const Slice& slice) {
-  CausalConvParams params = MixerParams(op, weights_, state_, slice);
-  params.input = Values(op.input);
-  params.input_stride = Stride(op.input);
-  if (ConvPiecesSupport(params)) {
-    params.rounded_output = reinterpret_cast<uint16_t*>(Bf16Values(op.output));
-    params.rounded_output_stride = Bf16Stride(Width(op.output));
-    LaunchCausalConvPieces(params, slice.pieces, slice.piece_count, stream_.get());
-    return;
-  }
-  params.output = F32Values(op.output);
-  params.output_stride = Stride(op.output);
-  LaunchCausalConv(params, slice.most_tokens, stream_.get());
-}
-
-void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
-  Mamba2ChunkParams params;
-  params.mixer = MixerParams(op, weights_, state_, slice);
-  params.mixer.projected = Values(op.input);
-  params.mixer.projected_stride = Stride(op.input);
-  params.output = Bf16Values(op.output);
-  params.output_stride = Bf16Stride(Width(op.output));
-  params.rows = slice.rows;
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
-  params.convolved = convolved_;
-  params.steps = steps_;
-  params.added = added_;
-  params.before = before_;
-  LaunchMamba2Chunks(params, multiprocessors_, stream_.get());
-}
-
 void WideOps::Launch(const NormAddOp& op, const Slice& slice) {
   RmsNormParams params;
   params.input = Values(op.input);
@@ -412,36 +410,6 @@ void WideOps::Launch(const NormAddOp& op, const Slice& slice) {
   params.scale = op.scale;
   params.output = F32Values(op.output);
   LaunchRmsNorm(params, stream_.get());
-}
-
-void WideOps::Launch(const GatedDeltaOp& op, const Slice& slice) {
-  GatedDeltaChunkParams params;
-  params.mixer = MixerParams(op, weights_, state_, slice);
-  PlaceInputs(
-      op, program_, [this](BufferId id) { return Values(id); }, params.mixer);
-  params.convolved = reinterpret_cast<const __nv_bfloat16*>(Values(op.convolved));
-  params.convolved_stride = Bf16Stride(Width(op.convolved));
-  params.output = Bf16Values(op.output);
-  params.output_stride = Bf16Stride(Width(op.output));
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
-  params.records = delta_records_;
-  params.keeps = delta_keeps_;
-  LaunchGatedDeltaChunks(params, stream_.get());
-}
-
-void WideOps::Launch(const AttentionOp& op, const Slice& slice) {
-  AttentionChunkParams params;
-  params.attention = MixerParams(op, program_, weights_, state_, slice);
-  params.attention.qkv = Values(op.input);
-  params.attention.qkv_stride = Stride(op.input);
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  LaunchKvAppend(params.attention, stream_.get());
-  params.output = Bf16Values(op.output);
-  params.output_stride = Bf16Stride(Width(op.output));
-  LaunchAttentionChunks(params, stream_.get());
 }
 
 ExpertGroups WideOps::Groups(BufferId routing, int64_t top_k, size_t experts, int rows) const {
@@ -469,7 +437,7 @@ void WideOps::Launch(const RouterOp& op, const Slice& slice) {
   const PackedMatrix& matrix = weights_.matrix(op.router.weight);
   DenseProduct product;
   product.output = scores_;
-  product.output_stride = ScoresStride(matrix);
+  product.output_stride = RowStride(matrix.rows);
   Multiply(matrix, Activations(op.input, op.norm, slice.rows), slice.rows, product);
   if (const float* bias = weights_.vector(op.router.bias)) {
     LaunchAddBias(bias, 1, slice.rows, matrix.rows, scores_, product.output_stride, stream_.get());
