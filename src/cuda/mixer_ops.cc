@@ -26,23 +26,11 @@ int64_t NarrowOps::MixedFloats(const Op& op) const {
 }
 
 RowNorm NarrowOps::MakeRowNorm(const RmsNorm& norm) const {
-  RowNorm row;
-  row.used = true;
-  row.centered = norm.centered;
-  row.groups = Narrow(norm.groups);
-  row.eps = norm.eps;
-  row.weight = weights_.vector(norm.weight);
-  if (norm.weight != kNoId) {
-    const auto& weight = program_.weights->vectors[static_cast<size_t>(norm.weight)];
-    row.weight_size = static_cast<int>(weight.size());
-  }
-  row.bias = weights_.vector(norm.bias);
-  return row;
+  return cuda::MakeRowNorm(norm, program_, weights_);
 }
 
 // Of all rows of the slice, over the input's width; the output may be wider.
-RowUpdateParams NarrowOps::UpdateParams(BufferId input, BufferId output) {
-  RowUpdateParams params;
+void NarrowOps::PlaceUpdate(BufferId input, BufferId output, RowUpdateParams& params) {
   params.input = Values(input);
   params.input_stride = Stride(input);
   params.rows = slice_.rows;
@@ -51,6 +39,11 @@ RowUpdateParams NarrowOps::UpdateParams(BufferId input, BufferId output) {
   params.output_stride = Stride(output);
   params.rounded_output = RoundedOutput(output);
   params.rounded_stride = RoundedStride(output);
+}
+
+RowUpdateParams NarrowOps::UpdateParams(BufferId input, BufferId output) {
+  RowUpdateParams params;
+  PlaceUpdate(input, output, params);
   return params;
 }
 
@@ -115,15 +108,8 @@ void NarrowOps::Launch(const NormAddOp& op) {
 }
 
 void NarrowOps::Launch(const UpdateOp& op) {
-  RowUpdateParams update = UpdateParams(op.input, op.output);
-  if (op.norm) update.norm = MakeRowNorm(*op.norm);
-  update.add_bias = weights_.vector(op.add_bias);
-  update.add_scale = weights_.vector(op.add_scale);
-  update.scale = op.scale;
-  update.keep = op.keep;
-  update.keep_bias = weights_.vector(op.keep_bias);
-  update.keep_scale = weights_.vector(op.keep_scale);
-  update.total = weights_.vector(op.total);
+  RowUpdateParams update = RulesOf(op, program_, weights_);
+  PlaceUpdate(op.input, op.output, update);
   LaunchRowUpdate(update, stream_.get());
 }
 
@@ -251,25 +237,10 @@ void NarrowOps::Launch(const TokenShiftOp& op) {
 }
 
 void NarrowOps::Launch(const RgLruOp& op) {
-  const RgLru& m = op.mixer;
-  RgLruParams params;
-  params.width = Narrow(m.width);
-  params.block = Narrow(m.block());
-  params.decay_scale = m.decay_scale;
-  params.gate_activation = m.gate_activation;
-  params.input_weight = weights_.vector(m.input_weight);
-  params.input_bias = weights_.vector(m.input_bias);
-  params.recurrent_weight = weights_.vector(m.recurrent_weight);
-  params.recurrent_bias = weights_.vector(m.recurrent_bias);
-  params.decay = weights_.vector(m.decay);
-  params.state_offset = state_.RecurrentOffset(op.state);
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
-  params.rows = slice_.rows;
-  params.row_runs = slice_.row_runs;
+  RgLruParams params = MixerParams(op, weights_, state_, slice_);
   params.x = Values(op.convolved);
   params.x_stride = Stride(op.convolved);
-  params.y = Values(op.projected) + m.width;
+  params.y = Values(op.projected) + op.mixer.width;
   params.y_stride = Stride(op.projected);
   params.gates = mixed_;
   params.output = Values(op.output);

@@ -120,6 +120,34 @@ CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weight
   return params;
 }
 
+RowNorm MakeRowNorm(const RmsNorm& norm, const Program& program, const DeviceWeights& weights) {
+  RowNorm row;
+  row.used = true;
+  row.centered = norm.centered;
+  row.groups = Narrow(norm.groups);
+  row.eps = norm.eps;
+  row.weight = weights.vector(norm.weight);
+  if (norm.weight != kNoId) {
+    const auto& weight = program.weights->vectors[static_cast<size_t>(norm.weight)];
+    row.weight_size = static_cast<int>(weight.size());
+  }
+  row.bias = weights.vector(norm.bias);
+  return row;
+}
+
+RowUpdateParams RulesOf(const UpdateOp& op, const Program& program, const DeviceWeights& weights) {
+  RowUpdateParams update;
+  if (op.norm) update.norm = MakeRowNorm(*op.norm, program, weights);
+  update.add_bias = weights.vector(op.add_bias);
+  update.add_scale = weights.vector(op.add_scale);
+  update.scale = op.scale;
+  update.keep = op.keep;
+  update.keep_bias = weights.vector(op.keep_bias);
+  update.keep_scale = weights.vector(op.keep_scale);
+  update.total = weights.vector(op.total);
+  return update;
+}
+
 SmallNorm MakeSmallNorm(const std::optional<RmsNorm>& norm, const DeviceWeights& weights) {
   if (!norm) return {};
   return {true, weights.vector(norm->weight), norm->eps};
@@ -138,6 +166,27 @@ Mamba1Params MixerParams(const Mamba1ScanOp& op, const DeviceWeights& weights,
   params.ssm_offset = state.RecurrentOffset(op.ssm_state);
   params.runs = slice.runs;
   params.run_count = slice.run_count;
+  return params;
+}
+
+RgLruParams MixerParams(const RgLruOp& op, const DeviceWeights& weights, const DeviceState& state,
+                        const Slice& slice) {
+  const RgLru& m = op.mixer;
+  RgLruParams params;
+  params.width = Narrow(m.width);
+  params.block = Narrow(m.block());
+  params.decay_scale = m.decay_scale;
+  params.gate_activation = m.gate_activation;
+  params.input_weight = weights.vector(m.input_weight);
+  params.input_bias = weights.vector(m.input_bias);
+  params.recurrent_weight = weights.vector(m.recurrent_weight);
+  params.recurrent_bias = weights.vector(m.recurrent_bias);
+  params.decay = weights.vector(m.decay);
+  params.state_offset = state.RecurrentOffset(op.state);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  params.rows = slice.rows;
+  params.row_runs = slice.row_runs;
   return params;
 }
 

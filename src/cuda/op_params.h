@@ -8,7 +8,9 @@
 #include "cuda/kernels/gated_delta.h"
 #include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/mamba2.h"
+#include "cuda/kernels/rg_lru.h"
 #include "cuda/kernels/route.h"
+#include "cuda/kernels/row_update.h"
 #include "cuda/slice.h"
 #include "program/program.h"
 
@@ -43,10 +45,16 @@ void PlaceInputs(const GatedDeltaOp& op, const Program& program, Values values,
 // All but the activations.
 CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
                              const DeviceState& state, const Slice& slice);
+RowNorm MakeRowNorm(const RmsNorm& norm, const Program& program, const DeviceWeights& weights);
+// All but input and output.
+RowUpdateParams RulesOf(const UpdateOp& op, const Program& program, const DeviceWeights& weights);
 SmallNorm MakeSmallNorm(const std::optional<RmsNorm>& norm, const DeviceWeights& weights);
 // All but the activations.
 Mamba1Params MixerParams(const Mamba1ScanOp& op, const DeviceWeights& weights,
                          const DeviceState& state, const Slice& slice);
+// All but the activations.
+RgLruParams MixerParams(const RgLruOp& op, const DeviceWeights& weights, const DeviceState& state,
+                        const Slice& slice);
 // A router's rule, without what is of the slice.
 RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights);
 // All but the activations and scratch.

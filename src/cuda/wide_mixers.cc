@@ -3,6 +3,7 @@
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/gated_delta_chunks.h"
 #include "cuda/kernels/mamba1_chunks.h"
+#include "cuda/kernels/rg_lru_chunks.h"
 #include "cuda/kernels/selection.h"
 #include "cuda/op_params.h"
 #include "cuda/wide_ops.h"
@@ -53,18 +54,24 @@ void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
   params.output_stride = Bf16Stride(Width(op.output));
   params.convolved = convolved_;
   LaunchMamba2Chunks(params, multiprocessors_, stream_.get());
-  if (!m.norm_before_gate) return;
-  Bf16NormParams norm;
-  norm.bf16_input = norm.output = params.output;
-  norm.stride = params.output_stride;
-  norm.rows = slice.rows;
-  norm.width = Width(op.output);
-  norm.groups = Narrow(m.gated_norm->groups);
-  norm.weight = weights_.vector(m.gated_norm->weight);
-  norm.eps = m.gated_norm->eps;
-  norm.gate = params.mixer.projected;
-  norm.gate_stride = params.mixer.projected_stride;
-  LaunchBf16Norm(norm, stream_.get());
+  if (m.norm_before_gate) {
+    NormOutput(*m.gated_norm, op.output, slice.rows, Values(op.input), Stride(op.input));
+  }
+}
+
+void WideOps::NormOutput(const RmsNorm& norm, BufferId output, int rows, const float* gate,
+                         int gate_stride) {
+  Bf16NormParams params;
+  params.bf16_input = params.output = Bf16Values(output);
+  params.width = Width(output);
+  params.stride = Bf16Stride(params.width);
+  params.rows = rows;
+  params.groups = Narrow(norm.groups);
+  params.weight = weights_.vector(norm.weight);
+  params.eps = norm.eps;
+  params.gate = gate;
+  params.gate_stride = gate_stride;
+  LaunchBf16Norm(params, stream_.get());
 }
 
 void WideOps::MakeSteps(const Linear& linear, int rows) {
@@ -150,6 +157,46 @@ void WideOps::Launch(const Mamba1ScanOp& op, const Slice& slice) {
   params.states = added_;
   params.sums = sums_;
   LaunchMamba1Chunks(params, stream_.get());
+}
+
+void WideOps::Launch(const RgLruOp& op, const Slice& slice) {
+  RgLruChunkParams params;
+  params.mixer = MixerParams(op, weights_, state_, slice);
+  params.mixer.y = Values(op.projected) + op.mixer.width;
+  params.mixer.y_stride = Stride(op.projected);
+  params.x = reinterpret_cast<const __nv_bfloat16*>(Values(op.convolved));
+  params.x_stride = Bf16Stride(Width(op.convolved));
+  params.output = Bf16Values(op.output);
+  params.output_stride = Bf16Stride(Width(op.output));
+  params.pieces = slice.pieces;
+  params.piece_count = slice.piece_count;
+  params.first_pieces = slice.first_pieces;
+  params.recurrences = reinterpret_cast<float2*>(step_rows_);
+  params.segments = reinterpret_cast<float2*>(added_);
+  LaunchRgLruChunks(params, stream_.get());
+}
+
+// As a Mamba-2 mixer whose heads are groups of their own: q, k and v are C, B and x.
+void WideOps::Launch(const LightningOp& op, const Slice& slice) {
+  const int head_dim = Narrow(op.mixer.head_dim);
+  Mamba2ChunkParams params = ChunkParams(slice);
+  params.mixer.heads = params.mixer.groups = Narrow(op.mixer.heads);
+  params.mixer.head_dim = params.mixer.d_state = head_dim;
+  params.mixer.d_conv = 1;
+  params.mixer.gates = false;
+  params.mixer.ssm_offset = state_.RecurrentOffset(op.state);
+  params.mixer.runs = slice.runs;
+  params.mixer.run_count = slice.run_count;
+  params.slopes = weights_.slopes(op.mixer);
+  params.c = reinterpret_cast<const __nv_bfloat16*>(Values(op.input));
+  params.b = params.c + head_dim;
+  params.x = params.b + head_dim;
+  params.x_stride = params.b_c_stride = Bf16Stride(Width(op.input));
+  params.x_step = params.b_c_step = 3 * head_dim;
+  params.output = Bf16Values(op.output);
+  params.output_stride = Bf16Stride(Width(op.output));
+  LaunchMamba2Chunks(params, multiprocessors_, stream_.get());
+  NormOutput(op.mixer.norm, op.output, slice.rows, nullptr, 0);
 }
 
 void WideOps::Launch(const GatedDeltaOp& op, const Slice& slice) {

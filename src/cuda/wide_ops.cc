@@ -7,7 +7,9 @@
 #include "cuda/kernels/gated_delta_chunks.h"
 #include "cuda/kernels/mamba1_chunks.h"
 #include "cuda/kernels/mamba2_chunks.h"
+#include "cuda/kernels/rg_lru_chunks.h"
 #include "cuda/kernels/rms_norm.h"
+#include "cuda/kernels/row_update.h"
 #include "cuda/kernels/ruled_rows.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
@@ -63,6 +65,12 @@ MatrixId DenseMatrix(const Op& op) {
   return kNoId;
 }
 
+// Whether all that comes behind an activation is a factor of each element.
+bool HasFactorAlone(const LinearOp& op) {
+  return op.epilogue == Epilogue::kActivate && op.factor != kNoId && op.row_gate == kNoId &&
+         op.addend == kNoId && op.cap == 0;
+}
+
 // Whether LaunchBf16Norm has such a norm, which reads groups four values at a time; true for none.
 bool NormsRows(const std::optional<RmsNorm>& norm, int64_t width) {
   if (!norm) return true;
@@ -89,6 +97,13 @@ bool WideOps::Support(const Program& program) {
       if (m.d_conv > kMostConvTaps) return false;
     } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
       if (scan->mixer.inner % 8 != 0 || scan->mixer.d_conv > kMostConvTaps) return false;
+    } else if (const auto* lru = std::get_if<RgLruOp>(&op.body)) {
+      if (!RgLruChunksSupport(Narrow(lru->mixer.block()))) return false;
+      if (lru->mixer.d_conv > kMostConvTaps) return false;
+    } else if (const auto* lightning = std::get_if<LightningOp>(&op.body)) {
+      const LightningAttention& m = lightning->mixer;
+      if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.head_dim), 1)) return false;
+      if (!NormsRows(m.norm, m.width())) return false;
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
       const GatedDelta& m = delta->mixer;
       if (!GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) return false;
@@ -105,8 +120,8 @@ bool WideOps::Support(const Program& program) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if ((NeedsFinish(*linear) && !GatesRowsAlone(*linear)) || linear->input_begin != -1)
-        return false;
+      if (NeedsFinish(*linear) && !GatesRowsAlone(*linear) && !HasFactorAlone(*linear)) return false;
+      if (linear->input_begin != -1) return false;
       const bool refused = linear->epilogue == Epilogue::kAdd || linear->row_gate != kNoId;
       if (NeedsRule(*linear) && refused) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
@@ -116,8 +131,6 @@ bool WideOps::Support(const Program& program) {
       if (router->experts > kMostGroupedExperts) return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       if (NeedsRule(*gate_up) || gate_up->intermediate % 8 != 0) return false;
-    } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
-      if (down->store) return false;
     }
   }
   return true;
@@ -176,6 +189,14 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
       Raise(sizes.state, segments * m.inner * m.d_state);
       Raise(sizes.step_rows, rows * RowStride(m.inner));
       Raise(sizes.sums, segments * m.inner);
+    } else if (const auto* lru = std::get_if<RgLruOp>(&op.body)) {
+      Raise(sizes.step_rows, rows * 2 * lru->mixer.width);
+      Raise(sizes.state, WideSlicePieces(rows_) * kRgLruSegments * 2 * lru->mixer.width);
+    } else if (const auto* lightning = std::get_if<LightningOp>(&op.body)) {
+      const LightningAttention& m = lightning->mixer;
+      Raise(sizes.state, WideSlicePieces(rows_) * m.width() * m.head_dim);
+      Raise(sizes.before, WideSlicePieces(rows_) * m.width() * m.head_dim);
+      Raise(sizes.steps, rows * m.heads);
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
       const GatedDelta& m = delta->mixer;
       const int64_t chunks = 2 * WideSlicePieces(rows_) * m.value_heads;
@@ -337,7 +358,7 @@ void WideOps::Launch(const LinearOp& op, const Slice& slice) {
   const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
   const float* bias = weights_.vector(op.linear.bias);
   const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
-  if (NeedsRule(op)) return LaunchRuled(op, input, slice.rows);
+  if (NeedsRule(op) || op.factor != kNoId) return LaunchRuled(op, input, slice.rows);
   DenseProduct product;
   if (op.epilogue == Epilogue::kGated) {
     product.output = gates_;
@@ -393,8 +414,23 @@ void WideOps::LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows) {
   ruled.activation = op.activation;
   ruled.factors = vectors.factors;
   ruled.bias = vectors.bias;
+  if (op.factor != kNoId) {
+    ruled.times = WidenedValues(op.factor, rows) + op.factor_column;
+    ruled.times_stride = Stride(op.factor);
+  }
   ruled.output = Bf16Values(op.output);
   LaunchRuledRows(ruled, stream_.get());
+}
+
+void WideOps::Launch(const UpdateOp& op, const Slice& slice) {
+  RowUpdateParams update = RulesOf(op, program_, weights_);
+  update.input = WidenedValues(op.input, slice.rows);
+  update.input_stride = Stride(op.input);
+  update.rows = slice.rows;
+  update.width = Width(op.input);
+  update.output = F32Values(op.output);
+  update.output_stride = Stride(op.output);
+  LaunchRowUpdate(update, stream_.get());
 }
 
 void WideOps::Launch(const NormAddOp& op, const Slice& slice) {
@@ -472,7 +508,7 @@ void WideOps::Launch(const ExpertDownOp& op, const Slice& slice) {
   const ExpertGroups groups = Grouped(op.routing, op.top_k, op.down.size(), slice.rows);
   LaunchGroupedDown(groups, stack, reinterpret_cast<const __nv_bfloat16*>(Values(op.input)),
                     expert_rows_, stream_.get());
-  LaunchCombineExperts(groups, expert_rows_, op.scale, stack.rows, F32Values(op.output),
+  LaunchCombineExperts(groups, expert_rows_, op.scale, stack.rows, !op.store, F32Values(op.output),
                        Stride(op.output), stream_.get());
 }
 

@@ -35,8 +35,9 @@ template <class Body>
 inline constexpr bool kHasWideKernels =
     std::is_same_v<Body, EmbedOp> || std::is_same_v<Body, LinearOp> ||
     std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, Mamba2SelectedOp> ||
-    std::is_same_v<Body, Mamba1ScanOp> || std::is_same_v<Body, CausalConvOp> ||
-    std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, GatedDeltaOp> ||
+    std::is_same_v<Body, Mamba1ScanOp> || std::is_same_v<Body, RgLruOp> ||
+    std::is_same_v<Body, LightningOp> || std::is_same_v<Body, CausalConvOp> ||
+    std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, UpdateOp> || std::is_same_v<Body, GatedDeltaOp> ||
     std::is_same_v<Body, AttentionOp> || std::is_same_v<Body, RouterOp> ||
     std::is_same_v<Body, ExpertGateUpOp> || std::is_same_v<Body, ExpertDownOp>;
 
@@ -95,7 +96,13 @@ class WideOps {
   void Launch(const Mamba2Op& op, const Slice& slice);
   void Launch(const Mamba2SelectedOp& op, const Slice& slice);
   void Launch(const Mamba1ScanOp& op, const Slice& slice);
+  void Launch(const RgLruOp& op, const Slice& slice);
+  void Launch(const LightningOp& op, const Slice& slice);
+  // In place, rows of an op's output.
+  void NormOutput(const RmsNorm& norm, BufferId output, int rows, const float* gate,
+                  int gate_stride);
   void Launch(const NormAddOp& op, const Slice& slice);
+  void Launch(const UpdateOp& op, const Slice& slice);
   void Launch(const CausalConvOp& op, const Slice& slice);
   void Launch(const GatedDeltaOp& op, const Slice& slice);
   void Launch(const AttentionOp& op, const Slice& slice);
@@ -125,7 +132,7 @@ class WideOps {
   __nv_bfloat16* before_ = nullptr;
   float* added_ = nullptr;
   float2* steps_ = nullptr;
-  float* step_rows_ = nullptr;  // dt of selections
+  float* step_rows_ = nullptr;  // dt of selections, recurrences of RG-LRU
   float* sums_ = nullptr;
   __nv_bfloat16* delta_records_ = nullptr;
   float* delta_keeps_ = nullptr;
