@@ -207,7 +207,7 @@ void NarrowOps::Launch(const LightningOp& op) {
 }
 
 void NarrowOps::Launch(const TokenShiftOp& op) {
-  TokenShiftParams params;
+  TokenShiftParams params = MixerParams(op, weights_, state_, slice_);
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   if (op.norm) {
@@ -222,13 +222,6 @@ void NarrowOps::Launch(const TokenShiftOp& op) {
     params.input = normalized_;
   }
   params.width = Width(op.input);
-  params.parts = Narrow(op.parts);
-  params.mix = weights_.vector(op.mix);
-  params.state_offset = state_.RecurrentOffset(op.state);
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
-  params.rows = slice_.rows;
-  params.row_runs = slice_.row_runs;
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
   params.rounded_output = RoundedOutput(op.output);
@@ -251,30 +244,9 @@ void NarrowOps::Launch(const RgLruOp& op) {
 }
 
 void NarrowOps::Launch(const Rwkv7Op& op) {
-  const Rwkv7& m = op.mixer;
-  Rwkv7Params params;
-  params.heads = Narrow(m.heads);
-  params.head_dim = Narrow(m.head_dim);
-  params.key_scale = weights_.vector(m.key_scale);
-  params.key_rate = weights_.vector(m.key_rate);
-  params.bonus = weights_.vector(m.bonus);
-  params.norm_weight = weights_.vector(m.norm.weight);
-  params.norm_bias = weights_.vector(m.norm.bias);
-  params.norm_eps = m.norm.eps;
-  params.state_offset = state_.RecurrentOffset(op.state);
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
-  params.stride = Stride(op.output);
-  params.r = Values(op.r);
-  params.k = Values(op.k);
-  params.v = Values(op.v);
-  params.decay = Values(op.decay);
-  params.rate = Values(op.rate);
-  params.gate = Values(op.gate);
-  if (op.value_mix != kNoId) {
-    params.value_mix = Values(op.value_mix);
-    params.first_value = Values(op.first_value);
-  }
+  Rwkv7Params params = MixerParams(op, weights_, state_, slice_);
+  PlaceInputs(
+      op, program_, [this](BufferId id) { return Values(id); }, params);
   params.output = Values(op.output);
   params.rounded_output = RoundedOutput(op.output);
   params.rounded_output_stride = RoundedStride(op.output);

@@ -190,6 +190,37 @@ RgLruParams MixerParams(const RgLruOp& op, const DeviceWeights& weights, const D
   return params;
 }
 
+TokenShiftParams MixerParams(const TokenShiftOp& op, const DeviceWeights& weights,
+                             const DeviceState& state, const Slice& slice) {
+  TokenShiftParams params;
+  params.parts = Narrow(op.parts);
+  params.mix = weights.vector(op.mix);
+  params.state_offset = state.RecurrentOffset(op.state);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  params.rows = slice.rows;
+  params.row_runs = slice.row_runs;
+  return params;
+}
+
+Rwkv7Params MixerParams(const Rwkv7Op& op, const DeviceWeights& weights, const DeviceState& state,
+                        const Slice& slice) {
+  const Rwkv7& m = op.mixer;
+  Rwkv7Params params;
+  params.heads = Narrow(m.heads);
+  params.head_dim = Narrow(m.head_dim);
+  params.key_scale = weights.vector(m.key_scale);
+  params.key_rate = weights.vector(m.key_rate);
+  params.bonus = weights.vector(m.bonus);
+  params.norm_weight = weights.vector(m.norm.weight);
+  params.norm_bias = weights.vector(m.norm.bias);
+  params.norm_eps = m.norm.eps;
+  params.state_offset = state.RecurrentOffset(op.state);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  return params;
+}
+
 RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights) {
   const Routing& routing = op.routing;
   RouteParams route;

@@ -4,6 +4,8 @@
 #include "cuda/kernels/gated_delta_chunks.h"
 #include "cuda/kernels/mamba1_chunks.h"
 #include "cuda/kernels/rg_lru_chunks.h"
+#include "cuda/kernels/row_update.h"
+#include "cuda/kernels/rwkv7_chunks.h"
 #include "cuda/kernels/selection.h"
 #include "cuda/op_params.h"
 #include "cuda/wide_ops.h"
@@ -197,6 +199,44 @@ void WideOps::Launch(const LightningOp& op, const Slice& slice) {
   params.output_stride = Bf16Stride(Width(op.output));
   LaunchMamba2Chunks(params, multiprocessors_, stream_.get());
   NormOutput(op.mixer.norm, op.output, slice.rows, nullptr, 0);
+}
+
+void WideOps::Launch(const TokenShiftOp& op, const Slice& slice) {
+  TokenShiftParams params = MixerParams(op, weights_, state_, slice);
+  params.width = Width(op.input);
+  params.input = Values(op.input);
+  params.input_stride = Stride(op.input);
+  if (op.norm) {
+    RowUpdateParams update;
+    update.norm = MakeRowNorm(*op.norm, program_, weights_);
+    update.input = params.input;
+    update.input_stride = update.output_stride = params.input_stride;
+    update.rows = slice.rows;
+    update.width = params.width;
+    update.output = widened_;
+    LaunchRowUpdate(update, stream_.get());
+    params.input = widened_;
+  }
+  params.rounded_output = reinterpret_cast<uint16_t*>(Bf16Values(op.output));
+  params.rounded_output_stride = Bf16Stride(Width(op.output));
+  LaunchTokenShift(params, kPieceTokens, stream_.get());
+}
+
+void WideOps::Launch(const Rwkv7Op& op, const Slice& slice) {
+  Rwkv7ChunkParams params;
+  params.mixer = MixerParams(op, weights_, state_, slice);
+  PlaceInputs(
+      op, program_, [this](BufferId id) { return Values(id); }, params.mixer);
+  params.output = Bf16Values(op.output);
+  params.output_stride = Bf16Stride(Width(op.output));
+  params.pieces = slice.pieces;
+  params.piece_count = slice.piece_count;
+  params.first_pieces = slice.first_pieces;
+  params.records = delta_records_;
+  params.keeps = delta_keeps_;
+  params.sums = added_;
+  params.own = sums_;
+  LaunchRwkv7Chunks(params, stream_.get());
 }
 
 void WideOps::Launch(const GatedDeltaOp& op, const Slice& slice) {

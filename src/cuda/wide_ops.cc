@@ -11,6 +11,7 @@
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/row_update.h"
 #include "cuda/kernels/ruled_rows.h"
+#include "cuda/kernels/rwkv7_chunks.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
 
@@ -111,8 +112,8 @@ bool WideOps::Support(const Program& program) {
       if (!m.gate_proj && (m.in_proj_rows() - m.values()) % 2 != 0) return false;
     } else if (const auto* added = std::get_if<NormAddOp>(&op.body)) {
       if (added->norm.centered || added->norm.weight == kNoId) return false;
-    } else if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
-      if (embed->norm) return false;
+    } else if (const auto* rwkv = std::get_if<Rwkv7Op>(&op.body)) {
+      if (!Rwkv7ChunksSupport(Narrow(rwkv->mixer.head_dim))) return false;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
       if (!attention->mixer.owns_kv()) return false;
       if (!AttentionChunksSupport(Narrow(attention->mixer.head_dim),
@@ -121,7 +122,7 @@ bool WideOps::Support(const Program& program) {
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (NeedsFinish(*linear) && !GatesRowsAlone(*linear) && !HasFactorAlone(*linear)) return false;
-      if (linear->input_begin != -1) return false;
+      if (linear->input_begin > 0 && linear->input_begin % 8 != 0) return false;
       const bool refused = linear->epilogue == Epilogue::kAdd || linear->row_gate != kNoId;
       if (NeedsRule(*linear) && refused) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
@@ -167,6 +168,7 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
     if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->logits_rows_only) continue;
       const PackedMatrix& matrix = weights_.matrix(linear->linear.weight);
+      Raise(sizes.activations, rows * Bf16Stride(Width(linear->input)));
       if (linear->epilogue == Epilogue::kGated || linear->epilogue == Epilogue::kActivate) {
         Raise(sizes.gates, rows * Bf16Stride(matrix.rows));
       }
@@ -197,6 +199,12 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
       Raise(sizes.state, WideSlicePieces(rows_) * m.width() * m.head_dim);
       Raise(sizes.before, WideSlicePieces(rows_) * m.width() * m.head_dim);
       Raise(sizes.steps, rows * m.heads);
+    } else if (const auto* rwkv = std::get_if<Rwkv7Op>(&op.body)) {
+      const int64_t chunks = 2 * WideSlicePieces(rows_) * rwkv->mixer.heads;
+      Raise(sizes.delta_records, chunks * kRwkv7Record);
+      Raise(sizes.delta_keeps, chunks * kRwkv7Keeps);
+      Raise(sizes.state, chunks * kRwkv7Sums);
+      Raise(sizes.sums, chunks * kRwkv7Own);
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
       const GatedDelta& m = delta->mixer;
       const int64_t chunks = 2 * WideSlicePieces(rows_) * m.value_heads;
@@ -352,12 +360,21 @@ void WideOps::Launch(const Op& op, const Slice& slice) {
 void WideOps::Launch(const EmbedOp& op, const Slice& slice) {
   LaunchEmbed(weights_.matrix(op.embedding), slice.tokens, slice.rows, op.scale,
               F32Values(op.output), Stride(op.output), nullptr, 0, stream_.get());
+  if (!op.norm) return;
+  RowUpdateParams update;
+  update.norm = MakeRowNorm(*op.norm, program_, weights_);
+  update.input = update.output = Values(op.output);
+  update.input_stride = update.output_stride = Stride(op.output);
+  update.rows = slice.rows;
+  update.width = Width(op.output);
+  LaunchRowUpdate(update, stream_.get());
 }
 
 void WideOps::Launch(const LinearOp& op, const Slice& slice) {
   const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
   const float* bias = weights_.vector(op.linear.bias);
-  const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
+  Bf16Rows input = Activations(op.input, op.norm, slice.rows);
+  if (op.input_begin > 0) input.data += op.input_begin;
   if (NeedsRule(op) || op.factor != kNoId) return LaunchRuled(op, input, slice.rows);
   DenseProduct product;
   if (op.epilogue == Epilogue::kGated) {

@@ -36,7 +36,8 @@ inline constexpr bool kHasWideKernels =
     std::is_same_v<Body, EmbedOp> || std::is_same_v<Body, LinearOp> ||
     std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, Mamba2SelectedOp> ||
     std::is_same_v<Body, Mamba1ScanOp> || std::is_same_v<Body, RgLruOp> ||
-    std::is_same_v<Body, LightningOp> || std::is_same_v<Body, CausalConvOp> ||
+    std::is_same_v<Body, LightningOp> || std::is_same_v<Body, TokenShiftOp> ||
+    std::is_same_v<Body, Rwkv7Op> || std::is_same_v<Body, CausalConvOp> ||
     std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, UpdateOp> || std::is_same_v<Body, GatedDeltaOp> ||
     std::is_same_v<Body, AttentionOp> || std::is_same_v<Body, RouterOp> ||
     std::is_same_v<Body, ExpertGateUpOp> || std::is_same_v<Body, ExpertDownOp>;
@@ -98,6 +99,8 @@ class WideOps {
   void Launch(const Mamba1ScanOp& op, const Slice& slice);
   void Launch(const RgLruOp& op, const Slice& slice);
   void Launch(const LightningOp& op, const Slice& slice);
+  void Launch(const TokenShiftOp& op, const Slice& slice);
+  void Launch(const Rwkv7Op& op, const Slice& slice);
   // In place, rows of an op's output.
   void NormOutput(const RmsNorm& norm, BufferId output, int rows, const float* gate,
                   int gate_stride);
@@ -136,7 +139,7 @@ class WideOps {
   float* sums_ = nullptr;
   __nv_bfloat16* delta_records_ = nullptr;
   float* delta_keeps_ = nullptr;
-  float* widened_ = nullptr;
+  float* widened_ = nullptr;              // a buffer's rows, or their norm
   float* scores_ = nullptr;               // of a router
   __nv_bfloat16* expert_rows_ = nullptr;  // [tokens * top_k, width]: what experts add
   int* expert_chosen_ = nullptr;
