@@ -135,8 +135,7 @@ void WideOps::Launch(const Mamba1ScanOp& op, const Slice& slice) {
   selected.input = Values(op.selected);
   selected.input_stride = Stride(op.selected);
   selected.count = 1;
-  selected.parts[0] = {0, rank, MakeSmallNorm(m.dt_norm, weights_), activations_,
-                       Bf16Stride(rank)};
+  selected.parts[0] = {0, rank, MakeSmallNorm(m.dt_norm, weights_), activations_, Bf16Stride(rank)};
   normalized_ = kNoId;
   LaunchRoundParts(selected, stream_.get());
   MakeSteps(m.dt_proj, slice.rows);

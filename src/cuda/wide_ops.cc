@@ -122,7 +122,8 @@ bool WideOps::Support(const Program& program) {
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->logits_rows_only) continue;  // not one of these kernels'
-      if (NeedsFinish(*linear) && !GatesRowsAlone(*linear) && !HasFactorAlone(*linear)) return false;
+      if (NeedsFinish(*linear) && !GatesRowsAlone(*linear) && !HasFactorAlone(*linear))
+        return false;
       if (linear->input_begin > 0 && linear->input_begin % 8 != 0) return false;
       const bool refused = linear->epilogue == Epilogue::kAdd || linear->row_gate != kNoId;
       if (NeedsRule(*linear) && refused) return false;

@@ -38,9 +38,10 @@ inline constexpr bool kHasWideKernels =
     std::is_same_v<Body, Mamba1ScanOp> || std::is_same_v<Body, RgLruOp> ||
     std::is_same_v<Body, LightningOp> || std::is_same_v<Body, TokenShiftOp> ||
     std::is_same_v<Body, Rwkv7Op> || std::is_same_v<Body, CausalConvOp> ||
-    std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, UpdateOp> || std::is_same_v<Body, GatedDeltaOp> ||
-    std::is_same_v<Body, AttentionOp> || std::is_same_v<Body, RouterOp> ||
-    std::is_same_v<Body, ExpertGateUpOp> || std::is_same_v<Body, ExpertDownOp>;
+    std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, UpdateOp> ||
+    std::is_same_v<Body, GatedDeltaOp> || std::is_same_v<Body, AttentionOp> ||
+    std::is_same_v<Body, RouterOp> || std::is_same_v<Body, ExpertGateUpOp> ||
+    std::is_same_v<Body, ExpertDownOp>;
 
 // Between f32 rows of scratch.
 constexpr int64_t RowStride(int64_t width) { return (width + 3) / 4 * 4; }

@@ -5,7 +5,8 @@
 // of the next are on their way to shared memory while this one's products, maxima and sums are
 // made; each warp for itself, with a barrier before a buffer is filled again; (3) division by the
 // sums. Positions behind the sequence's end enter as zeros with weight 0: pages hold anything
-// there. With a window, positions before the first query's are left out. Preconditions: every position of the batch's runs is in the pages (LaunchKvAppend).
+// there. With a window, positions before the first query's are left out. Preconditions: every
+// position of the batch's runs is in the pages (LaunchKvAppend).
 #include <algorithm>
 
 #include "cuda/kernels/attention_chunks.h"

@@ -416,8 +416,7 @@ void LaunchGroupedDown(const ExpertGroups& groups, const PackedMatrix& stack,
 }
 
 void LaunchCombineExperts(const ExpertGroups& groups, const __nv_bfloat16* rows, float scale,
-                          int width, bool adds, float* output, int stride,
-                          cudaStream_t stream) {
+                          int width, bool adds, float* output, int stride, cudaStream_t stream) {
   const int blocks = ((width + 7) / 8 + kThreads - 1) / kThreads;
   Launch("the kernel that adds experts up", CombineKernel,
          dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(groups.tokens)), dim3(kThreads),

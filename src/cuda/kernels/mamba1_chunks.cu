@@ -87,9 +87,8 @@ __global__ void __launch_bounds__(kThreads)
   float rates[kStates];
 #pragma unroll
   for (int n = 0; n < kStates; ++n) {
-    rates[n] = inside && n < p.d_state
-                   ? kLog2E * p.a[static_cast<long long>(n) * p.inner + channel]
-                   : 0.0f;
+    rates[n] = inside && n < p.d_state ? kLog2E * p.a[static_cast<long long>(n) * p.inner + channel]
+                                       : 0.0f;
   }
   const float d = inside && kOutputs ? p.d[channel] : 0.0f;
   const float dt_bias = inside && params.dt_bias != nullptr ? params.dt_bias[channel] : 0.0f;
@@ -190,8 +189,7 @@ __global__ void __launch_bounds__(kPassThreads)
   const SequenceRun run = p.runs[blockIdx.y];
   float* const slot = run.recurrent + p.ssm_offset + element;
   float state = *slot;
-  const long long first =
-      static_cast<long long>(params.first_pieces[blockIdx.y]) * kMamba1Segments;
+  const long long first = static_cast<long long>(params.first_pieces[blockIdx.y]) * kMamba1Segments;
   const int count = (run.tokens + kTokens - 1) / kTokens;
   float* const states = params.states + first * elements + element;
   const float* const sums = params.sums + first * p.inner + element % p.inner;

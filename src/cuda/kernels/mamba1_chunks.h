@@ -13,8 +13,8 @@ inline constexpr int kMamba1SegmentTokens = 32;
 inline constexpr int kMamba1Segments = kPieceTokens / kMamba1SegmentTokens;
 
 struct Mamba1ChunkParams {
-  Mamba1Params mixer;             // `x` and both outputs are not used
-  const float* dt_bias = nullptr;  // [inner], added to dt before softplus; null: none
+  Mamba1Params mixer;                // `x` and both outputs are not used
+  const float* dt_bias = nullptr;    // [inner], added to dt before softplus; null: none
   const __nv_bfloat16* x = nullptr;  // [rows, x_stride], after the convolution and SiLU
   int x_stride = 0;
   __nv_bfloat16* output = nullptr;  // [rows, output_stride]: y * silu(z)

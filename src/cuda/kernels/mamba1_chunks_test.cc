@@ -101,7 +101,8 @@ void Mamba1ChunksTest::Compare(int inner, int d_state, bool norms,
     double* h = expected_slots.data() + r * slot + kBefore;
     for (int token = 0; token < sizes[r].tokens; ++token) {
       const auto row = static_cast<size_t>(runs[r].row + token);
-      const auto normed = [&](size_t from, const SmallNorm& norm, const std::vector<float>* weight) {
+      const auto normed = [&](size_t from, const SmallNorm& norm,
+                              const std::vector<float>* weight) {
         const float* of = b_c.data() + row * b_c_stride + from;
         double squares = 0;
         for (size_t n = 0; n < states; ++n) squares += static_cast<double>(of[n]) * of[n];
@@ -115,8 +116,8 @@ void Mamba1ChunksTest::Compare(int inner, int d_state, bool norms,
       const std::vector<double> b = normed(0, p.b_norm, &b_weight);
       const std::vector<double> c = normed(states, p.c_norm, nullptr);
       for (size_t channel = 0; channel < channels; ++channel) {
-        const double step = std::log1p(std::exp(
-            static_cast<double>(dt[row * dt_stride + channel]) + dt_bias[channel]));
+        const double step = std::log1p(
+            std::exp(static_cast<double>(dt[row * dt_stride + channel]) + dt_bias[channel]));
         const double of_x = __bfloat162float(x[row * x_stride + channel]);
         double y = d[channel] * of_x;
         for (size_t n = 0; n < states; ++n) {
@@ -156,8 +157,7 @@ void Mamba1ChunksTest::Compare(int inner, int d_state, bool norms,
 TEST_F(Mamba1ChunksTest, OneRun) { Compare(200, 16, false, {{100, 0}}); }
 
 TEST_F(Mamba1ChunksTest, RaggedRuns) {
-  const std::vector<RunSize> runs{{1, 3},  {129, 0}, {2, 1}, {32, 5},
-                                  {64, 7}, {300, 9}, {65, 0}};
+  const std::vector<RunSize> runs{{1, 3}, {129, 0}, {2, 1}, {32, 5}, {64, 7}, {300, 9}, {65, 0}};
   Compare(68, 16, false, runs);
   Compare(132, 8, true, runs);
 }

@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(kThreads)
     constexpr int kCopies = kPieceTokens * kUnits / kThreads;
     const int unit = static_cast<int>(threadIdx.x) % kUnits;
     const int first_row = static_cast<int>(threadIdx.x) / kUnits;
-    const __nv_bfloat16* x = c.x + static_cast<long long>(piece.row) * c.x_stride +
-                             head * c.x_step + part + unit * 8;
+    const __nv_bfloat16* x =
+        c.x + static_cast<long long>(piece.row) * c.x_stride + head * c.x_step + part + unit * 8;
     uint4 words[kCopies];
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {

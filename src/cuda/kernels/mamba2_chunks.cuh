@@ -38,8 +38,8 @@ template <int kN>
 __device__ __forceinline__ void CopyBc(const Mamba2ChunkParams& c, unsigned tile, int row, int rows,
                                        int valid_rows, int group, int b_or_c) {
   const Mamba2Params& p = c.mixer;
-  const __nv_bfloat16* from = (b_or_c == 0 ? c.b : c.c) +
-                              static_cast<long long>(row) * c.b_c_stride + group * c.b_c_step;
+  const __nv_bfloat16* from =
+      (b_or_c == 0 ? c.b : c.c) + static_cast<long long>(row) * c.b_c_stride + group * c.b_c_step;
   constexpr int kUnits = kN / 8;
   for (int i = threadIdx.x; i < rows * kUnits; i += kChunkThreads) {
     const int r = i / kUnits;

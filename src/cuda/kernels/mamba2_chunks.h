@@ -32,8 +32,8 @@ struct Mamba2ChunkParams {
   const __nv_bfloat16* c = nullptr;
   int b_c_stride = 0;
   int b_c_step = 0;
-  // Of heads: dt is 1 and a the negative slope, whatever the mixer says (lightning attention: Qin et
-  // al., "Various Lengths, Constant Speed", 2024, with C, B, x for q, k, v). Null: none.
+  // Of heads: dt is 1 and a the negative slope, whatever the mixer says (lightning attention: Qin
+  // et al., "Various Lengths, Constant Speed", 2024, with C, B, x for q, k, v). Null: none.
   const float* slopes = nullptr;
   float2* steps = nullptr;
   float* added = nullptr;

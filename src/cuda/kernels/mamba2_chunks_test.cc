@@ -182,10 +182,10 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
         const bool projects = sizes.inputs == Inputs::kProjected;
         const double raw =
             (projects ? in[inner + channels + h] : dt_rows[row * (heads + 3) + h]) + dt_bias[h];
-        const double dt = lightning ? 1
-                                    : std::clamp(std::log1p(std::exp(raw)),
-                                                 static_cast<double>(p.dt_min),
-                                                 static_cast<double>(p.dt_max));
+        const double dt = lightning
+                              ? 1
+                              : std::clamp(std::log1p(std::exp(raw)), static_cast<double>(p.dt_min),
+                                           static_cast<double>(p.dt_max));
         const double decay = std::exp(lightning ? -slopes[h] : dt * a[h]);
         for (size_t i = 0; i < head_dim; ++i) {
           const double x = conv[h * head_dim + i];
@@ -195,8 +195,7 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
             state = decay * state + dt * b[n] * x;
             y += c[n] * state;
           }
-          expected[row * inner + h * head_dim + i] =
-              lightning ? y : y * Silu(in[h * head_dim + i]);
+          expected[row * inner + h * head_dim + i] = lightning ? y : y * Silu(in[h * head_dim + i]);
         }
       }
     }

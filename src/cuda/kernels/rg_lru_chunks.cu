@@ -1,12 +1,12 @@
-// RG-LRU over segments of kRgLruSegmentTokens tokens (De et al., "Griffin", 2024, section 2.4, whose
-// recurrence is scanned in parallel as any linear one). Per channel, with P_i the product of a_1 ..
-// a_i since the segment began:
+// RG-LRU over segments of kRgLruSegmentTokens tokens (De et al., "Griffin", 2024, section 2.4,
+// whose recurrence is scanned in parallel as any linear one). Per channel, with P_i the product of
+// a_1 .. a_i since the segment began:
 //   g_i = a_i g_(i-1) + b_i      (g_0 = 0)
 //   h_i = g_i + P_i h_0
 //
 // (1) a and b of every token: a block owns kRows rows and kOutputs channels of a head, sixteen rows
-//     per warp. Both gates' weights are rounded to bf16 on their way to shared memory, kDepth inputs
-//     at a time; those of the next are loaded while this one's products are made.
+//     per warp. Both gates' weights are rounded to bf16 on their way to shared memory, kDepth
+//     inputs at a time; those of the next are loaded while this one's products are made.
 // (2) P and g of every segment's end: a thread owns a channel of a segment.
 // (3) States from segment to segment: a thread owns a channel of a run. Leaves the state before
 //     each segment where g stood, and the final state.
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kGateThreads)
       }
     }
   };
-  const auto store = [](unsigned char* tile, int row, int of_unit, const float4 (&eight)[2]) {
+  const auto store = [](unsigned char* tile, int row, int of_unit, const float4(&eight)[2]) {
     *reinterpret_cast<uint4*>(tile + UnitOffset<kOutputs>(row, of_unit)) =
         make_uint4(PackBf16(eight[0].x, eight[0].y), PackBf16(eight[0].z, eight[0].w),
                    PackBf16(eight[1].x, eight[1].y), PackBf16(eight[1].z, eight[1].w));

@@ -107,8 +107,8 @@ void RgLruChunksTest::Compare(int heads, int block, const std::vector<RunSize>& 
           input += from * input_weight[(first + i) * size + c - first];
           recurrent += from * recurrent_weight[(first + i) * size + c - first];
         }
-        const double a = std::exp(-8 * Sigmoid(recurrent) *
-                                  std::log1p(std::exp(static_cast<double>(decay[c]))));
+        const double a =
+            std::exp(-8 * Sigmoid(recurrent) * std::log1p(std::exp(static_cast<double>(decay[c]))));
         const double factor = sizes[r].position + token == 0 ? 1 : std::sqrt(1 - a * a);
         states[c] = a * states[c] + factor * Sigmoid(input) * of_x[row * x_stride + c];
         const double of_y = y[row * y_stride + width + c];

@@ -39,16 +39,16 @@ static_assert(kRwkv7Record == 6 * kTokens * kDim && kRwkv7Sums == 2 * kDim * kDi
 
 // Dynamic shared memory of InputKernel.
 struct InputLayout {
-  static constexpr int kKappa = 0;                       // tile [tokens][kDim]: P kappa
-  static constexpr int kAnswers = kTileBytes;            // P r
-  static constexpr int kKeys = 2 * kTileBytes;           // k / P
-  static constexpr int kRemovals = 3 * kTileBytes;       // b / P
-  static constexpr int kAdding = 4 * kTileBytes;         // P_last k / P
-  static constexpr int kValues = 5 * kTileBytes;         // v
-  static constexpr int kOfValues = 6 * kTileBytes;       // -B v
-  static constexpr int kSystem = 7 * kTileBytes;         // f32 [tokens][kSystemStride], by column
-  static constexpr int kLogarithms = kSystem;            // before: f32 [tokens][kSystemStride]
-  static constexpr int kTriangle = kSystem;              // after: tile [tokens][tokens]
+  static constexpr int kKappa = 0;                  // tile [tokens][kDim]: P kappa
+  static constexpr int kAnswers = kTileBytes;       // P r
+  static constexpr int kKeys = 2 * kTileBytes;      // k / P
+  static constexpr int kRemovals = 3 * kTileBytes;  // b / P
+  static constexpr int kAdding = 4 * kTileBytes;    // P_last k / P
+  static constexpr int kValues = 5 * kTileBytes;    // v
+  static constexpr int kOfValues = 6 * kTileBytes;  // -B v
+  static constexpr int kSystem = 7 * kTileBytes;    // f32 [tokens][kSystemStride], by column
+  static constexpr int kLogarithms = kSystem;       // before: f32 [tokens][kSystemStride]
+  static constexpr int kTriangle = kSystem;         // after: tile [tokens][tokens]
   static constexpr int kInverse = kSystem + kTokens * kSystemStride * 4;  // f32 [tokens][tokens]
   static constexpr int kBytes = kInverse + kTokens * kTokens * 4;
 };
@@ -75,7 +75,9 @@ __device__ __forceinline__ Place FindPlace(const Rwkv7ChunkParams& c) {
 __device__ __forceinline__ float2 Two(const float* from) {
   return *reinterpret_cast<const float2*>(from);
 }
-__device__ __forceinline__ float FastSigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float FastSigmoid(float x) {
+  return __fdividef(1.0f, 1.0f + __expf(-x));
+}
 
 // v of two channels, mixed with the first mixer's.
 __device__ __forceinline__ float2 MixedValue(const Rwkv7Params& p, long long at) {
@@ -354,8 +356,8 @@ __global__ void __launch_bounds__(kThreads)
   const float* answers = AnswersOf(c, place.index);
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
-    const float4 four = *reinterpret_cast<const float4*>(
-        answers + (warp * (kDim / 8) + n) * kAddedTile + 4 * lane);
+    const float4 four =
+        *reinterpret_cast<const float4*>(answers + (warp * (kDim / 8) + n) * kAddedTile + 4 * lane);
     y[n][0] = four.x, y[n][1] = four.y, y[n][2] = four.z, y[n][3] = four.w;
   }
   CopyWait<0>();

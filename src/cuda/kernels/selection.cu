@@ -1,6 +1,6 @@
 // Gathering: of the blocks of a row (blockIdx.y) the first norms B, the second norms C, the others
-// copy x, kThreads elements each. Rounding: a warp owns a part of a row, which it keeps in registers
-// between the sum of squares and the scaling as far as it fits, and reads twice beyond.
+// copy x, kThreads elements each. Rounding: a warp owns a part of a row, which it keeps in
+// registers between the sum of squares and the scaling as far as it fits, and reads twice beyond.
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/selection.h"
@@ -42,8 +42,10 @@ __global__ void __launch_bounds__(kThreads)
 // Elements of a part that a lane keeps.
 constexpr int kKept = 8;
 
-__global__ void __launch_bounds__(kThreads) RoundPartsKernel(const __grid_constant__ RoundedParts p) {
-  const int item = static_cast<int>(blockIdx.x) * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32;
+__global__ void __launch_bounds__(kThreads)
+    RoundPartsKernel(const __grid_constant__ RoundedParts p) {
+  const int item =
+      static_cast<int>(blockIdx.x) * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = item / p.count;
   PdlWait();
