@@ -55,8 +55,7 @@ TEST_F(Bf16RowsKernels, NormsInPlaceAndGates) {
               const double x = from[static_cast<size_t>(row * stride + n)];
               squares += x * x;
             }
-            expected =
-                from[at] * weight[static_cast<size_t>(i)] / std::sqrt(squares / size + 0.01);
+            expected = from[at] * weight[static_cast<size_t>(i)] / std::sqrt(squares / size + 0.01);
             const double z = gate[static_cast<size_t>(row * gate_stride + i)];
             if (gates) expected *= z / (1 + std::exp(-z));
           }
