@@ -114,6 +114,9 @@ bench falcon-h1-0.5b falcon-h1-0.5b 4 --batch 1
 bench lfm2-350m-8bit lfm2-350m 8 --batch 1
 bench plamo-2-1b plamo-2-1b 4 --batch 1
 bench qwen3.5-0.8b qwen3.5-0.8b 4 --batch 1
+bench mamba-130m-bf16 mamba-130m none --batch 1
+bench recurrentgemma-2b recurrentgemma-2b 4 --batch 1
+bench rwkv7-168m-bf16 rwkv7-168m-pile none --batch 1
 bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
 bench mamba2-1.3b mamba2-1.3b 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
 bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 1 --prompt-tokens 4096 --repeat 3

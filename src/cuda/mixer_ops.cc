@@ -26,23 +26,11 @@ int64_t NarrowOps::MixedFloats(const Op& op) const {
 }
 
 RowNorm NarrowOps::MakeRowNorm(const RmsNorm& norm) const {
-  RowNorm row;
-  row.used = true;
-  row.centered = norm.centered;
-  row.groups = Narrow(norm.groups);
-  row.eps = norm.eps;
-  row.weight = weights_.vector(norm.weight);
-  if (norm.weight != kNoId) {
-    const auto& weight = program_.weights->vectors[static_cast<size_t>(norm.weight)];
-    row.weight_size = static_cast<int>(weight.size());
-  }
-  row.bias = weights_.vector(norm.bias);
-  return row;
+  return cuda::MakeRowNorm(norm, program_, weights_);
 }
 
 // Of all rows of the slice, over the input's width; the output may be wider.
-RowUpdateParams NarrowOps::UpdateParams(BufferId input, BufferId output) {
-  RowUpdateParams params;
+void NarrowOps::PlaceUpdate(BufferId input, BufferId output, RowUpdateParams& params) {
   params.input = Values(input);
   params.input_stride = Stride(input);
   params.rows = slice_.rows;
@@ -51,6 +39,11 @@ RowUpdateParams NarrowOps::UpdateParams(BufferId input, BufferId output) {
   params.output_stride = Stride(output);
   params.rounded_output = RoundedOutput(output);
   params.rounded_stride = RoundedStride(output);
+}
+
+RowUpdateParams NarrowOps::UpdateParams(BufferId input, BufferId output) {
+  RowUpdateParams params;
+  PlaceUpdate(input, output, params);
   return params;
 }
 
@@ -115,15 +108,8 @@ void NarrowOps::Launch(const NormAddOp& op) {
 }
 
 void NarrowOps::Launch(const UpdateOp& op) {
-  RowUpdateParams update = UpdateParams(op.input, op.output);
-  if (op.norm) update.norm = MakeRowNorm(*op.norm);
-  update.add_bias = weights_.vector(op.add_bias);
-  update.add_scale = weights_.vector(op.add_scale);
-  update.scale = op.scale;
-  update.keep = op.keep;
-  update.keep_bias = weights_.vector(op.keep_bias);
-  update.keep_scale = weights_.vector(op.keep_scale);
-  update.total = weights_.vector(op.total);
+  RowUpdateParams update = RulesOf(op, program_, weights_);
+  PlaceUpdate(op.input, op.output, update);
   LaunchRowUpdate(update, stream_.get());
 }
 
@@ -221,7 +207,7 @@ void NarrowOps::Launch(const LightningOp& op) {
 }
 
 void NarrowOps::Launch(const TokenShiftOp& op) {
-  TokenShiftParams params;
+  TokenShiftParams params = MixerParams(op, weights_, state_, slice_);
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   if (op.norm) {
@@ -236,13 +222,6 @@ void NarrowOps::Launch(const TokenShiftOp& op) {
     params.input = normalized_;
   }
   params.width = Width(op.input);
-  params.parts = Narrow(op.parts);
-  params.mix = weights_.vector(op.mix);
-  params.state_offset = state_.RecurrentOffset(op.state);
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
-  params.rows = slice_.rows;
-  params.row_runs = slice_.row_runs;
   params.output = Values(op.output);
   params.output_stride = Stride(op.output);
   params.rounded_output = RoundedOutput(op.output);
@@ -251,25 +230,10 @@ void NarrowOps::Launch(const TokenShiftOp& op) {
 }
 
 void NarrowOps::Launch(const RgLruOp& op) {
-  const RgLru& m = op.mixer;
-  RgLruParams params;
-  params.width = Narrow(m.width);
-  params.block = Narrow(m.block());
-  params.decay_scale = m.decay_scale;
-  params.gate_activation = m.gate_activation;
-  params.input_weight = weights_.vector(m.input_weight);
-  params.input_bias = weights_.vector(m.input_bias);
-  params.recurrent_weight = weights_.vector(m.recurrent_weight);
-  params.recurrent_bias = weights_.vector(m.recurrent_bias);
-  params.decay = weights_.vector(m.decay);
-  params.state_offset = state_.RecurrentOffset(op.state);
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
-  params.rows = slice_.rows;
-  params.row_runs = slice_.row_runs;
+  RgLruParams params = MixerParams(op, weights_, state_, slice_);
   params.x = Values(op.convolved);
   params.x_stride = Stride(op.convolved);
-  params.y = Values(op.projected) + m.width;
+  params.y = Values(op.projected) + op.mixer.width;
   params.y_stride = Stride(op.projected);
   params.gates = mixed_;
   params.output = Values(op.output);
@@ -280,30 +244,9 @@ void NarrowOps::Launch(const RgLruOp& op) {
 }
 
 void NarrowOps::Launch(const Rwkv7Op& op) {
-  const Rwkv7& m = op.mixer;
-  Rwkv7Params params;
-  params.heads = Narrow(m.heads);
-  params.head_dim = Narrow(m.head_dim);
-  params.key_scale = weights_.vector(m.key_scale);
-  params.key_rate = weights_.vector(m.key_rate);
-  params.bonus = weights_.vector(m.bonus);
-  params.norm_weight = weights_.vector(m.norm.weight);
-  params.norm_bias = weights_.vector(m.norm.bias);
-  params.norm_eps = m.norm.eps;
-  params.state_offset = state_.RecurrentOffset(op.state);
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
-  params.stride = Stride(op.output);
-  params.r = Values(op.r);
-  params.k = Values(op.k);
-  params.v = Values(op.v);
-  params.decay = Values(op.decay);
-  params.rate = Values(op.rate);
-  params.gate = Values(op.gate);
-  if (op.value_mix != kNoId) {
-    params.value_mix = Values(op.value_mix);
-    params.first_value = Values(op.first_value);
-  }
+  Rwkv7Params params = MixerParams(op, weights_, state_, slice_);
+  PlaceInputs(
+      op, program_, [this](BufferId id) { return Values(id); }, params);
   params.output = Values(op.output);
   params.rounded_output = RoundedOutput(op.output);
   params.rounded_output_stride = RoundedStride(op.output);

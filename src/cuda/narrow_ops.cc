@@ -23,11 +23,6 @@ int Narrow(int64_t value) { return static_cast<int>(value); }
 int StrideOf(int width) { return (width + 3) / 4 * 4; }
 int Bf16StrideOf(int64_t width) { return static_cast<int>((width + 7) / 8 * 8); }
 
-SmallNorm MakeSmallNorm(const std::optional<RmsNorm>& norm, const DeviceWeights& weights) {
-  if (!norm) return {};
-  return {true, weights.vector(norm->weight), norm->eps};
-}
-
 }  // namespace
 
 NarrowOps::NarrowOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
@@ -459,16 +454,7 @@ void NarrowOps::Launch(const Mamba1ScanOp& op) {
   const Mamba1& m = op.mixer;
   const float* selected = Values(op.selected);
   LaunchSteps(m.dt_proj, m.dt_norm, selected, Stride(op.selected));
-  Mamba1Params params;
-  params.inner = Narrow(m.inner);
-  params.d_state = Narrow(m.d_state);
-  params.a = weights_.vector(m.a);
-  params.d = weights_.vector(m.d);
-  params.b_norm = MakeSmallNorm(m.b_norm, weights_);
-  params.c_norm = MakeSmallNorm(m.c_norm, weights_);
-  params.ssm_offset = state_.RecurrentOffset(op.ssm_state);
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
+  Mamba1Params params = MixerParams(op, weights_, state_, slice_);
   params.x = Values(op.convolved);
   params.x_stride = Stride(op.convolved);
   params.b_c = selected + m.dt_rank;

@@ -78,6 +78,7 @@ class NarrowOps {
                    int input_stride);
   void NormInput(const LinearOp& op, const float* input, int tokens, const int* input_rows);
   RowNorm MakeRowNorm(const RmsNorm& norm) const;
+  void PlaceUpdate(BufferId input, BufferId output, RowUpdateParams& params);
   RowUpdateParams UpdateParams(BufferId input, BufferId output);
   int64_t MixedFloats(const Op& op) const;
   CausalConvParams ConvOf(const CausalConvOp& op) const;

@@ -120,6 +120,107 @@ CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weight
   return params;
 }
 
+RowNorm MakeRowNorm(const RmsNorm& norm, const Program& program, const DeviceWeights& weights) {
+  RowNorm row;
+  row.used = true;
+  row.centered = norm.centered;
+  row.groups = Narrow(norm.groups);
+  row.eps = norm.eps;
+  row.weight = weights.vector(norm.weight);
+  if (norm.weight != kNoId) {
+    const auto& weight = program.weights->vectors[static_cast<size_t>(norm.weight)];
+    row.weight_size = static_cast<int>(weight.size());
+  }
+  row.bias = weights.vector(norm.bias);
+  return row;
+}
+
+RowUpdateParams RulesOf(const UpdateOp& op, const Program& program, const DeviceWeights& weights) {
+  RowUpdateParams update;
+  if (op.norm) update.norm = MakeRowNorm(*op.norm, program, weights);
+  update.add_bias = weights.vector(op.add_bias);
+  update.add_scale = weights.vector(op.add_scale);
+  update.scale = op.scale;
+  update.keep = op.keep;
+  update.keep_bias = weights.vector(op.keep_bias);
+  update.keep_scale = weights.vector(op.keep_scale);
+  update.total = weights.vector(op.total);
+  return update;
+}
+
+SmallNorm MakeSmallNorm(const std::optional<RmsNorm>& norm, const DeviceWeights& weights) {
+  if (!norm) return {};
+  return {true, weights.vector(norm->weight), norm->eps};
+}
+
+Mamba1Params MixerParams(const Mamba1ScanOp& op, const DeviceWeights& weights,
+                         const DeviceState& state, const Slice& slice) {
+  const Mamba1& m = op.mixer;
+  Mamba1Params params;
+  params.inner = Narrow(m.inner);
+  params.d_state = Narrow(m.d_state);
+  params.a = weights.vector(m.a);
+  params.d = weights.vector(m.d);
+  params.b_norm = MakeSmallNorm(m.b_norm, weights);
+  params.c_norm = MakeSmallNorm(m.c_norm, weights);
+  params.ssm_offset = state.RecurrentOffset(op.ssm_state);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  return params;
+}
+
+RgLruParams MixerParams(const RgLruOp& op, const DeviceWeights& weights, const DeviceState& state,
+                        const Slice& slice) {
+  const RgLru& m = op.mixer;
+  RgLruParams params;
+  params.width = Narrow(m.width);
+  params.block = Narrow(m.block());
+  params.decay_scale = m.decay_scale;
+  params.gate_activation = m.gate_activation;
+  params.input_weight = weights.vector(m.input_weight);
+  params.input_bias = weights.vector(m.input_bias);
+  params.recurrent_weight = weights.vector(m.recurrent_weight);
+  params.recurrent_bias = weights.vector(m.recurrent_bias);
+  params.decay = weights.vector(m.decay);
+  params.state_offset = state.RecurrentOffset(op.state);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  params.rows = slice.rows;
+  params.row_runs = slice.row_runs;
+  return params;
+}
+
+TokenShiftParams MixerParams(const TokenShiftOp& op, const DeviceWeights& weights,
+                             const DeviceState& state, const Slice& slice) {
+  TokenShiftParams params;
+  params.parts = Narrow(op.parts);
+  params.mix = weights.vector(op.mix);
+  params.state_offset = state.RecurrentOffset(op.state);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  params.rows = slice.rows;
+  params.row_runs = slice.row_runs;
+  return params;
+}
+
+Rwkv7Params MixerParams(const Rwkv7Op& op, const DeviceWeights& weights, const DeviceState& state,
+                        const Slice& slice) {
+  const Rwkv7& m = op.mixer;
+  Rwkv7Params params;
+  params.heads = Narrow(m.heads);
+  params.head_dim = Narrow(m.head_dim);
+  params.key_scale = weights.vector(m.key_scale);
+  params.key_rate = weights.vector(m.key_rate);
+  params.bonus = weights.vector(m.bonus);
+  params.norm_weight = weights.vector(m.norm.weight);
+  params.norm_bias = weights.vector(m.norm.bias);
+  params.norm_eps = m.norm.eps;
+  params.state_offset = state.RecurrentOffset(op.state);
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+  return params;
+}
+
 RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights) {
   const Routing& routing = op.routing;
   RouteParams route;

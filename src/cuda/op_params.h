@@ -6,8 +6,12 @@
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/gated_delta.h"
+#include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/mamba2.h"
+#include "cuda/kernels/rg_lru.h"
 #include "cuda/kernels/route.h"
+#include "cuda/kernels/row_update.h"
+#include "cuda/kernels/rwkv7.h"
 #include "cuda/slice.h"
 #include "program/program.h"
 
@@ -42,6 +46,36 @@ void PlaceInputs(const GatedDeltaOp& op, const Program& program, Values values,
 // All but the activations.
 CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
                              const DeviceState& state, const Slice& slice);
+RowNorm MakeRowNorm(const RmsNorm& norm, const Program& program, const DeviceWeights& weights);
+// All but input and output.
+RowUpdateParams RulesOf(const UpdateOp& op, const Program& program, const DeviceWeights& weights);
+SmallNorm MakeSmallNorm(const std::optional<RmsNorm>& norm, const DeviceWeights& weights);
+// All but the activations.
+Mamba1Params MixerParams(const Mamba1ScanOp& op, const DeviceWeights& weights,
+                         const DeviceState& state, const Slice& slice);
+// All but the activations.
+RgLruParams MixerParams(const RgLruOp& op, const DeviceWeights& weights, const DeviceState& state,
+                        const Slice& slice);
+// All but the activations.
+TokenShiftParams MixerParams(const TokenShiftOp& op, const DeviceWeights& weights,
+                             const DeviceState& state, const Slice& slice);
+// All but the activations.
+Rwkv7Params MixerParams(const Rwkv7Op& op, const DeviceWeights& weights, const DeviceState& state,
+                        const Slice& slice);
+// Where RWKV-7 finds its inputs; values(id) is where a buffer lies.
+template <class Values>
+void PlaceInputs(const Rwkv7Op& op, const Program& program, Values values, Rwkv7Params& params) {
+  params.stride = BufferStride(program, op.output);
+  params.r = values(op.r);
+  params.k = values(op.k);
+  params.v = values(op.v);
+  params.decay = values(op.decay);
+  params.rate = values(op.rate);
+  params.gate = values(op.gate);
+  if (op.value_mix == kNoId) return;
+  params.value_mix = values(op.value_mix);
+  params.first_value = values(op.first_value);
+}
 // A router's rule, without what is of the slice.
 RouteParams RuleOf(const RouterOp& op, const DeviceWeights& weights);
 // All but the activations and scratch.

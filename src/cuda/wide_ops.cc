@@ -5,9 +5,13 @@
 #include "cuda/kernels/attention_chunks.h"
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/gated_delta_chunks.h"
+#include "cuda/kernels/mamba1_chunks.h"
 #include "cuda/kernels/mamba2_chunks.h"
+#include "cuda/kernels/rg_lru_chunks.h"
 #include "cuda/kernels/rms_norm.h"
+#include "cuda/kernels/row_update.h"
 #include "cuda/kernels/ruled_rows.h"
+#include "cuda/kernels/rwkv7_chunks.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
 
@@ -29,7 +33,10 @@ struct ScratchSizes {
   size_t gates = 0;
   size_t convolved = 0;
   size_t state = 0;
+  size_t before = 0;
   size_t steps = 0;
+  size_t step_rows = 0;
+  size_t sums = 0;
   size_t delta_records = 0;
   size_t delta_keeps = 0;
   size_t widened = 0;
@@ -39,15 +46,38 @@ struct ScratchSizes {
   size_t expert_tiles = 0;
 };
 
-// Between a router's rows of scores.
-int ScoresStride(const PackedMatrix& router) { return (router.rows + 3) / 4 * 4; }
-
 size_t UnpackedBytes(const PackedMatrix& matrix) {
   return static_cast<size_t>(int64_t{matrix.rows} * Bf16Stride(matrix.cols)) *
          sizeof(__nv_bfloat16);
 }
 
 void Raise(size_t& size, int64_t value) { size = std::max(size, static_cast<size_t>(value)); }
+
+// The matrix of an op that is a dense product here, or part of one; kNoId: there is none.
+MatrixId DenseMatrix(const Op& op) {
+  if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
+    return linear->logits_rows_only ? kNoId : linear->linear.weight;
+  }
+  if (const auto* router = std::get_if<RouterOp>(&op.body)) return router->router.weight;
+  if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
+    return scan->mixer.selection->dt_proj.weight;
+  }
+  if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) return scan->mixer.dt_proj.weight;
+  return kNoId;
+}
+
+// Whether all that comes behind an activation is a factor of each element.
+bool HasFactorAlone(const LinearOp& op) {
+  return op.epilogue == Epilogue::kActivate && op.factor != kNoId && op.row_gate == kNoId &&
+         op.addend == kNoId && op.cap == 0;
+}
+
+// Whether LaunchBf16Norm has such a norm, which reads groups four values at a time; true for none.
+bool NormsRows(const std::optional<RmsNorm>& norm, int64_t width) {
+  if (!norm) return true;
+  if (norm->centered || norm->weight == kNoId) return false;
+  return norm->groups == 1 || width / norm->groups % 4 == 0;
+}
 
 }  // namespace
 
@@ -58,10 +88,23 @@ bool WideOps::Support(const Program& program) {
     if (!known) return false;
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
       const Mamba2& m = mamba->mixer;
-      if (m.norm_before_gate) return false;
       if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), Narrow(m.d_conv))) {
         return false;
       }
+      if (m.norm_before_gate && !NormsRows(m.gated_norm, m.inner())) return false;
+    } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      const Mamba2& m = selected->mixer;
+      if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), 1)) return false;
+      if (m.d_conv > kMostConvTaps) return false;
+    } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+      if (scan->mixer.inner % 8 != 0 || scan->mixer.d_conv > kMostConvTaps) return false;
+    } else if (const auto* lru = std::get_if<RgLruOp>(&op.body)) {
+      if (!RgLruChunksSupport(Narrow(lru->mixer.block()))) return false;
+      if (lru->mixer.d_conv > kMostConvTaps) return false;
+    } else if (const auto* lightning = std::get_if<LightningOp>(&op.body)) {
+      const LightningAttention& m = lightning->mixer;
+      if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.head_dim), 1)) return false;
+      if (!NormsRows(m.norm, m.width())) return false;
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
       const GatedDelta& m = delta->mixer;
       if (!GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) return false;
@@ -69,32 +112,28 @@ bool WideOps::Support(const Program& program) {
       if (!m.gate_proj && (m.in_proj_rows() - m.values()) % 2 != 0) return false;
     } else if (const auto* added = std::get_if<NormAddOp>(&op.body)) {
       if (added->norm.centered || added->norm.weight == kNoId) return false;
-    } else if (const auto* embed = std::get_if<EmbedOp>(&op.body)) {
-      if (embed->norm) return false;
+    } else if (const auto* rwkv = std::get_if<Rwkv7Op>(&op.body)) {
+      if (!Rwkv7ChunksSupport(Narrow(rwkv->mixer.head_dim))) return false;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
-      if (attention->mixer.window > 0 || !attention->mixer.owns_kv()) return false;
+      if (!attention->mixer.owns_kv()) return false;
       if (!AttentionChunksSupport(Narrow(attention->mixer.head_dim),
                                   Narrow(program.layout.page_positions))) {
         return false;
       }
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if ((NeedsFinish(*linear) && !GatesRowsAlone(*linear)) || linear->input_begin != -1)
+      if (linear->logits_rows_only) continue;  // not one of these kernels'
+      if (NeedsFinish(*linear) && !GatesRowsAlone(*linear) && !HasFactorAlone(*linear))
         return false;
+      if (linear->input_begin > 0 && linear->input_begin % 8 != 0) return false;
       const bool refused = linear->epilogue == Epilogue::kAdd || linear->row_gate != kNoId;
       if (NeedsRule(*linear) && refused) return false;
-      if (linear->norm && (linear->norm->centered || linear->norm->weight == kNoId)) return false;
       const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
-      // Norms read groups four values at a time.
-      if (linear->norm && linear->norm->groups > 1 && width / linear->norm->groups % 4 != 0) {
-        return false;
-      }
+      if (!NormsRows(linear->norm, width)) return false;
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       if (router->routing.idle > 0 || router->router.scaled()) return false;
       if (router->experts > kMostGroupedExperts) return false;
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       if (NeedsRule(*gate_up) || gate_up->intermediate % 8 != 0) return false;
-    } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
-      if (down->store) return false;
     }
   }
   return true;
@@ -120,17 +159,18 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
 size_t WideOps::PlaceBuffers(std::byte* base) {
   const int64_t rows = rows_;
   ScratchSizes sizes;
-  const auto raise_unpacked = [&](const PackedMatrix& matrix) {
-    if (kept_.count(matrix.data) == 0) {
-      Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
-    }
-  };
   for (const Op& op : program_.ops) {
+    if (const MatrixId id = DenseMatrix(op); id != kNoId) {
+      const PackedMatrix& matrix = weights_.matrix(id);
+      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
+      if (kept_.count(matrix.data) == 0) {
+        Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
+      }
+    }
     if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->logits_rows_only) continue;
       const PackedMatrix& matrix = weights_.matrix(linear->linear.weight);
-      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
-      raise_unpacked(matrix);
+      Raise(sizes.activations, rows * Bf16Stride(Width(linear->input)));
       if (linear->epilogue == Epilogue::kGated || linear->epilogue == Epilogue::kActivate) {
         Raise(sizes.gates, rows * Bf16Stride(matrix.rows));
       }
@@ -138,7 +178,35 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
       const Mamba2& m = mamba->mixer;
       Raise(sizes.convolved, rows * m.conv_channels());
       Raise(sizes.state, WideSlicePieces(rows_) * m.inner() * m.d_state);
+      Raise(sizes.before, WideSlicePieces(rows_) * m.inner() * m.d_state);
       Raise(sizes.steps, rows * m.heads);
+    } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
+      const Mamba2& m = selected->mixer;
+      Raise(sizes.convolved, rows * 2 * m.groups * m.d_state);
+      Raise(sizes.state, WideSlicePieces(rows_) * m.inner() * m.d_state);
+      Raise(sizes.before, WideSlicePieces(rows_) * m.inner() * m.d_state);
+      Raise(sizes.steps, rows * m.heads);
+      Raise(sizes.step_rows, rows * RowStride(m.heads));
+    } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
+      const Mamba1& m = scan->mixer;
+      const int64_t segments = WideSlicePieces(rows_) * kMamba1Segments;
+      Raise(sizes.state, segments * m.inner * m.d_state);
+      Raise(sizes.step_rows, rows * RowStride(m.inner));
+      Raise(sizes.sums, segments * m.inner);
+    } else if (const auto* lru = std::get_if<RgLruOp>(&op.body)) {
+      Raise(sizes.step_rows, rows * 2 * lru->mixer.width);
+      Raise(sizes.state, WideSlicePieces(rows_) * kRgLruSegments * 2 * lru->mixer.width);
+    } else if (const auto* lightning = std::get_if<LightningOp>(&op.body)) {
+      const LightningAttention& m = lightning->mixer;
+      Raise(sizes.state, WideSlicePieces(rows_) * m.width() * m.head_dim);
+      Raise(sizes.before, WideSlicePieces(rows_) * m.width() * m.head_dim);
+      Raise(sizes.steps, rows * m.heads);
+    } else if (const auto* rwkv = std::get_if<Rwkv7Op>(&op.body)) {
+      const int64_t chunks = 2 * WideSlicePieces(rows_) * rwkv->mixer.heads;
+      Raise(sizes.delta_records, chunks * kRwkv7Record);
+      Raise(sizes.delta_keeps, chunks * kRwkv7Keeps);
+      Raise(sizes.state, chunks * kRwkv7Sums);
+      Raise(sizes.sums, chunks * kRwkv7Own);
     } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
       const GatedDelta& m = delta->mixer;
       const int64_t chunks = 2 * WideSlicePieces(rows_) * m.value_heads;
@@ -146,10 +214,7 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
       Raise(sizes.delta_records, chunks * static_cast<int64_t>(record));
       Raise(sizes.delta_keeps, chunks * kMostChunkKeyDim);
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      const PackedMatrix& matrix = weights_.matrix(router->router.weight);
-      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
-      raise_unpacked(matrix);
-      Raise(sizes.scores, rows * ScoresStride(matrix));
+      Raise(sizes.scores, rows * RowStride(weights_.matrix(router->router.weight).rows));
       Raise(sizes.expert_order, rows * router->top_k);
       // Never more than tiles of the smaller kind.
       Raise(sizes.expert_tiles, rows * router->top_k / 64 + router->experts);
@@ -177,9 +242,11 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
   place(unpacked_, sizes.unpacked);
   place(gates_, sizes.gates);
   place(convolved_, sizes.convolved);
-  place(before_, sizes.state);
+  place(before_, sizes.before);
   place(added_, sizes.state);
   place(steps_, sizes.steps);
+  place(step_rows_, sizes.step_rows);
+  place(sums_, sizes.sums);
   place(delta_records_, sizes.delta_records);
   place(delta_keeps_, sizes.delta_keeps);
   place(widened_, sizes.widened);
@@ -195,19 +262,14 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
 void WideOps::KeepUnpacked(size_t most_bytes) {
   std::vector<const PackedMatrix*> matrices;
   size_t total = 0;
-  const auto add = [&](MatrixId id) {
+  for (const Op& op : program_.ops) {
+    const MatrixId id = DenseMatrix(op);
+    if (id == kNoId) continue;
     const PackedMatrix& matrix = weights_.matrix(id);
     const size_t bytes = (UnpackedBytes(matrix) + 255) / 256 * 256;
-    if (total + bytes > most_bytes || !kept_.emplace(matrix.data, nullptr).second) return;
+    if (total + bytes > most_bytes || !kept_.emplace(matrix.data, nullptr).second) continue;
     matrices.push_back(&matrix);
     total += bytes;
-  };
-  for (const Op& op : program_.ops) {
-    if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (!linear->logits_rows_only) add(linear->linear.weight);
-    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      add(router->router.weight);
-    }
   }
   kept_memory_ = DeviceMemory(total);
   auto* to = kept_memory_.as<std::byte>();
@@ -300,13 +362,22 @@ void WideOps::Launch(const Op& op, const Slice& slice) {
 void WideOps::Launch(const EmbedOp& op, const Slice& slice) {
   LaunchEmbed(weights_.matrix(op.embedding), slice.tokens, slice.rows, op.scale,
               F32Values(op.output), Stride(op.output), nullptr, 0, stream_.get());
+  if (!op.norm) return;
+  RowUpdateParams update;
+  update.norm = MakeRowNorm(*op.norm, program_, weights_);
+  update.input = update.output = Values(op.output);
+  update.input_stride = update.output_stride = Stride(op.output);
+  update.rows = slice.rows;
+  update.width = Width(op.output);
+  LaunchRowUpdate(update, stream_.get());
 }
 
 void WideOps::Launch(const LinearOp& op, const Slice& slice) {
   const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
   const float* bias = weights_.vector(op.linear.bias);
-  const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
-  if (NeedsRule(op)) return LaunchRuled(op, input, slice.rows);
+  Bf16Rows input = Activations(op.input, op.norm, slice.rows);
+  if (op.input_begin > 0) input.data += op.input_begin;
+  if (NeedsRule(op) || op.factor != kNoId) return LaunchRuled(op, input, slice.rows);
   DenseProduct product;
   if (op.epilogue == Epilogue::kGated) {
     product.output = gates_;
@@ -362,41 +433,23 @@ void WideOps::LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows) {
   ruled.activation = op.activation;
   ruled.factors = vectors.factors;
   ruled.bias = vectors.bias;
+  if (op.factor != kNoId) {
+    ruled.times = WidenedValues(op.factor, rows) + op.factor_column;
+    ruled.times_stride = Stride(op.factor);
+  }
   ruled.output = Bf16Values(op.output);
   LaunchRuledRows(ruled, stream_.get());
 }
 
-void WideOps::Launch(const CausalConvOp& op, const Slice& slice) {
-  CausalConvParams params = MixerParams(op, weights_, state_, slice);
-  params.input = Values(op.input);
-  params.input_stride = Stride(op.input);
-  if (ConvPiecesSupport(params)) {
-    params.rounded_output = reinterpret_cast<uint16_t*>(Bf16Values(op.output));
-    params.rounded_output_stride = Bf16Stride(Width(op.output));
-    LaunchCausalConvPieces(params, slice.pieces, slice.piece_count, stream_.get());
-    return;
-  }
-  params.output = F32Values(op.output);
-  params.output_stride = Stride(op.output);
-  LaunchCausalConv(params, slice.most_tokens, stream_.get());
-}
-
-void WideOps::Launch(const Mamba2Op& op, const Slice& slice) {
-  Mamba2ChunkParams params;
-  params.mixer = MixerParams(op, weights_, state_, slice);
-  params.mixer.projected = Values(op.input);
-  params.mixer.projected_stride = Stride(op.input);
-  params.output = Bf16Values(op.output);
-  params.output_stride = Bf16Stride(Width(op.output));
-  params.rows = slice.rows;
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
-  params.convolved = convolved_;
-  params.steps = steps_;
-  params.added = added_;
-  params.before = before_;
-  LaunchMamba2Chunks(params, multiprocessors_, stream_.get());
+void WideOps::Launch(const UpdateOp& op, const Slice& slice) {
+  RowUpdateParams update = RulesOf(op, program_, weights_);
+  update.input = WidenedValues(op.input, slice.rows);
+  update.input_stride = Stride(op.input);
+  update.rows = slice.rows;
+  update.width = Width(op.input);
+  update.output = F32Values(op.output);
+  update.output_stride = Stride(op.output);
+  LaunchRowUpdate(update, stream_.get());
 }
 
 void WideOps::Launch(const NormAddOp& op, const Slice& slice) {
@@ -412,36 +465,6 @@ void WideOps::Launch(const NormAddOp& op, const Slice& slice) {
   params.scale = op.scale;
   params.output = F32Values(op.output);
   LaunchRmsNorm(params, stream_.get());
-}
-
-void WideOps::Launch(const GatedDeltaOp& op, const Slice& slice) {
-  GatedDeltaChunkParams params;
-  params.mixer = MixerParams(op, weights_, state_, slice);
-  PlaceInputs(
-      op, program_, [this](BufferId id) { return Values(id); }, params.mixer);
-  params.convolved = reinterpret_cast<const __nv_bfloat16*>(Values(op.convolved));
-  params.convolved_stride = Bf16Stride(Width(op.convolved));
-  params.output = Bf16Values(op.output);
-  params.output_stride = Bf16Stride(Width(op.output));
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
-  params.records = delta_records_;
-  params.keeps = delta_keeps_;
-  LaunchGatedDeltaChunks(params, stream_.get());
-}
-
-void WideOps::Launch(const AttentionOp& op, const Slice& slice) {
-  AttentionChunkParams params;
-  params.attention = MixerParams(op, program_, weights_, state_, slice);
-  params.attention.qkv = Values(op.input);
-  params.attention.qkv_stride = Stride(op.input);
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  LaunchKvAppend(params.attention, stream_.get());
-  params.output = Bf16Values(op.output);
-  params.output_stride = Bf16Stride(Width(op.output));
-  LaunchAttentionChunks(params, stream_.get());
 }
 
 ExpertGroups WideOps::Groups(BufferId routing, int64_t top_k, size_t experts, int rows) const {
@@ -469,7 +492,7 @@ void WideOps::Launch(const RouterOp& op, const Slice& slice) {
   const PackedMatrix& matrix = weights_.matrix(op.router.weight);
   DenseProduct product;
   product.output = scores_;
-  product.output_stride = ScoresStride(matrix);
+  product.output_stride = RowStride(matrix.rows);
   Multiply(matrix, Activations(op.input, op.norm, slice.rows), slice.rows, product);
   if (const float* bias = weights_.vector(op.router.bias)) {
     LaunchAddBias(bias, 1, slice.rows, matrix.rows, scores_, product.output_stride, stream_.get());
@@ -504,7 +527,7 @@ void WideOps::Launch(const ExpertDownOp& op, const Slice& slice) {
   const ExpertGroups groups = Grouped(op.routing, op.top_k, op.down.size(), slice.rows);
   LaunchGroupedDown(groups, stack, reinterpret_cast<const __nv_bfloat16*>(Values(op.input)),
                     expert_rows_, stream_.get());
-  LaunchCombineExperts(groups, expert_rows_, op.scale, stack.rows, F32Values(op.output),
+  LaunchCombineExperts(groups, expert_rows_, op.scale, stack.rows, !op.store, F32Values(op.output),
                        Stride(op.output), stream_.get());
 }
 

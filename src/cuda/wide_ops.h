@@ -1,5 +1,5 @@
 // The ops of a program over slices of many tokens: dense bf16 products on unpacked weights, the
-// chunked Mamba-2 scan, attention on tensor cores.
+// chunked scans, attention on tensor cores.
 //
 // Has activation buffers of its own, since decode graphs hold pointers to those of the executor.
 // Some activations are bf16 here; they lie at the beginning of their f32 buffer.
@@ -17,6 +17,7 @@
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
 #include "cuda/kernels/expert_groups.h"
+#include "cuda/kernels/mamba2_chunks.h"
 #include "cuda/slice.h"
 #include "cuda/supported.h"
 #include "program/program.h"
@@ -33,10 +34,17 @@ struct WideLimits {
 template <class Body>
 inline constexpr bool kHasWideKernels =
     std::is_same_v<Body, EmbedOp> || std::is_same_v<Body, LinearOp> ||
-    std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, CausalConvOp> ||
-    std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, GatedDeltaOp> ||
-    std::is_same_v<Body, AttentionOp> || std::is_same_v<Body, RouterOp> ||
-    std::is_same_v<Body, ExpertGateUpOp> || std::is_same_v<Body, ExpertDownOp>;
+    std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, Mamba2SelectedOp> ||
+    std::is_same_v<Body, Mamba1ScanOp> || std::is_same_v<Body, RgLruOp> ||
+    std::is_same_v<Body, LightningOp> || std::is_same_v<Body, TokenShiftOp> ||
+    std::is_same_v<Body, Rwkv7Op> || std::is_same_v<Body, CausalConvOp> ||
+    std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, UpdateOp> ||
+    std::is_same_v<Body, GatedDeltaOp> || std::is_same_v<Body, AttentionOp> ||
+    std::is_same_v<Body, RouterOp> || std::is_same_v<Body, ExpertGateUpOp> ||
+    std::is_same_v<Body, ExpertDownOp>;
+
+// Between f32 rows of scratch.
+constexpr int64_t RowStride(int64_t width) { return (width + 3) / 4 * 4; }
 
 class WideOps {
  public:
@@ -82,9 +90,23 @@ class WideOps {
 
   void Launch(const EmbedOp& op, const Slice& slice);
   void Launch(const LinearOp& op, const Slice& slice);
-  void Launch(const Mamba2Op& op, const Slice& slice);
   void LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows);
+  // wide_mixers.cc has these.
+  Mamba2ChunkParams ChunkParams(const Slice& slice) const;
+  // step_rows_ [rows, RowStride(of the matrix)] = the linear map of activations_ without its bias.
+  void MakeSteps(const Linear& linear, int rows);
+  void Launch(const Mamba2Op& op, const Slice& slice);
+  void Launch(const Mamba2SelectedOp& op, const Slice& slice);
+  void Launch(const Mamba1ScanOp& op, const Slice& slice);
+  void Launch(const RgLruOp& op, const Slice& slice);
+  void Launch(const LightningOp& op, const Slice& slice);
+  void Launch(const TokenShiftOp& op, const Slice& slice);
+  void Launch(const Rwkv7Op& op, const Slice& slice);
+  // In place, rows of an op's output.
+  void NormOutput(const RmsNorm& norm, BufferId output, int rows, const float* gate,
+                  int gate_stride);
   void Launch(const NormAddOp& op, const Slice& slice);
+  void Launch(const UpdateOp& op, const Slice& slice);
   void Launch(const CausalConvOp& op, const Slice& slice);
   void Launch(const GatedDeltaOp& op, const Slice& slice);
   void Launch(const AttentionOp& op, const Slice& slice);
@@ -114,9 +136,11 @@ class WideOps {
   __nv_bfloat16* before_ = nullptr;
   float* added_ = nullptr;
   float2* steps_ = nullptr;
+  float* step_rows_ = nullptr;  // dt of selections, recurrences of RG-LRU
+  float* sums_ = nullptr;
   __nv_bfloat16* delta_records_ = nullptr;
   float* delta_keeps_ = nullptr;
-  float* widened_ = nullptr;
+  float* widened_ = nullptr;              // a buffer's rows, or their norm
   float* scores_ = nullptr;               // of a router
   __nv_bfloat16* expert_rows_ = nullptr;  // [tokens * top_k, width]: what experts add
   int* expert_chosen_ = nullptr;

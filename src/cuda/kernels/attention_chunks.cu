@@ -5,7 +5,8 @@
 // of the next are on their way to shared memory while this one's products, maxima and sums are
 // made; each warp for itself, with a barrier before a buffer is filled again; (3) division by the
 // sums. Positions behind the sequence's end enter as zeros with weight 0: pages hold anything
-// there. Preconditions: every position of the batch's runs is in the pages (LaunchKvAppend).
+// there. With a window, positions before the first query's are left out. Preconditions: every
+// position of the batch's runs is in the pages (LaunchKvAppend).
 #include <algorithm>
 
 #include "cuda/kernels/attention_chunks.h"
@@ -20,6 +21,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kQueries = kPieceTokens / 2;
 constexpr float kLog2E = 1.44269504f;
+// Below any product, but finite: queries of a window may see nothing of the first positions.
+constexpr float kLowest = -1e30f;
 
 // Positions per step: what two buffers of keys and values leave of the shared memory of the
 // smallest devices.
@@ -52,6 +55,9 @@ __global__ void __launch_bounds__(kThreads)
   const int queries = min(kQueries, piece.tokens - first);
   const int length = run.position + run.tokens;
   const int blocks = (first_position + queries - 1) / kKeys + 1;
+  // Positions of a query are after its own less this.
+  const int window = p.window > 0 ? p.window : first_position + kQueries;
+  const int first_block = max(0, first_position - window + 1) / kKeys;
   const unsigned tiles = SharedAddress(shared);
 
   // Queries take the place of the second buffer for a moment.
@@ -91,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     CopyCommit();
   };
-  copy(0, 0);
+  copy(first_block, 0);
   __syncthreads();
   unsigned q[kDim / 16][4];
 #pragma unroll
@@ -104,11 +110,11 @@ __global__ void __launch_bounds__(kThreads)
   const int position0 = first_position + warp * 16 + g;
   const int position1 = position0 + 8;
   float out[kDim / 8][4] = {};
-  float largest[2] = {-INFINITY, -INFINITY};
+  float largest[2] = {kLowest, kLowest};
   float sums[2] = {};
 #pragma unroll 1
-  for (int block = 0; block < blocks; ++block) {
-    const int buffer = block % 2;
+  for (int block = first_block; block < blocks; ++block) {
+    const int buffer = (block - first_block) % 2;
     if (block + 1 < blocks) {
       copy(block + 1, buffer ^ 1);
       CopyWait<1>();
@@ -129,7 +135,8 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     const int begin = block * kKeys;
-    const bool masked = begin + kKeys > first_position + warp * 16 + 1;
+    const bool masked = begin + kKeys > first_position + warp * 16 + 1 ||
+                        begin <= first_position + warp * 16 + 15 - window;
     float merged[2] = {largest[0], largest[1]};
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
@@ -138,7 +145,8 @@ __global__ void __launch_bounds__(kThreads)
         const int position = begin + n * 8 + 2 * t + e % 2;
         float& weight = weights[n][e];
         weight *= scale;
-        if (masked && position > (e < 2 ? position0 : position1)) weight = -INFINITY;
+        const int back = (e < 2 ? position0 : position1) - position;
+        if (masked && (back < 0 || back >= window)) weight = -INFINITY;
         merged[e / 2] = fmaxf(merged[e / 2], weight);
       }
     }
@@ -146,7 +154,6 @@ __global__ void __launch_bounds__(kThreads)
     for (int r = 0; r < 2; ++r) {
       merged[r] = fmaxf(merged[r], __shfl_xor_sync(0xffffffffu, merged[r], 1));
       merged[r] = fmaxf(merged[r], __shfl_xor_sync(0xffffffffu, merged[r], 2));
-      // Position 0 is in the first block, so a maximum is finite from there on.
       const float keep = Exp2(largest[r] - merged[r]);
       largest[r] = merged[r];
       sums[r] *= keep;

@@ -19,8 +19,8 @@ struct AttentionChunkParams {
 // Whether the kernel handles such heads and pages.
 bool AttentionChunksSupport(int head_dim, int page_positions);
 
-// After LaunchKvAppend: softmax attention of every row over positions 0 .. its own, with queries,
-// keys, values and weights as bf16 and sums in f32.
+// After LaunchKvAppend: softmax attention of every row over positions 0 .. its own, or those of its
+// window, with queries, keys, values and weights as bf16 and sums in f32.
 void LaunchAttentionChunks(const AttentionChunkParams& params, cudaStream_t stream);
 
 }  // namespace adder::cuda

@@ -21,11 +21,11 @@ struct RunSize {
 class AttentionChunksTest : public KernelTest {
  protected:
   void Compare(int heads, int kv_heads, int head_dim, const std::vector<RunSize>& runs,
-               bool gate = false);
+               bool gate = false, int window = 0);
 };
 
 void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
-                                  const std::vector<RunSize>& sizes, bool gate) {
+                                  const std::vector<RunSize>& sizes, bool gate, int window) {
   SCOPED_TRACE(testing::Message() << heads << " heads of " << head_dim);
   Numbers numbers(23);
   const auto dim = static_cast<size_t>(head_dim);
@@ -120,6 +120,7 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
   p.qkv = device_qkv.data();
   p.qkv_stride = static_cast<int>(stride);
   p.output_gate = gate;
+  p.window = window;
   params.pieces = device_pieces.data();
   params.piece_count = static_cast<int>(pieces.size());
   params.output = output.data();
@@ -135,19 +136,21 @@ void AttentionChunksTest::Compare(int heads, int kv_heads, int head_dim,
     const auto r = static_cast<size_t>(row_runs[row]);
     const size_t last =
         static_cast<size_t>(runs[r].position) + row - static_cast<size_t>(runs[r].row);
+    const size_t seen = window > 0 ? static_cast<size_t>(window) : last + 1;
+    const size_t first = last + 1 - std::min(seen, last + 1);
     for (size_t h = 0; h < static_cast<size_t>(heads); ++h) {
       const size_t kv = h / static_cast<size_t>(heads / kv_heads) * dim;
       const float* q = qkv.data() + row * stride + h * dim;
       std::vector<double> weights(last + 1);
       double sum = 0;
-      for (size_t position = 0; position <= last; ++position) {
+      for (size_t position = first; position <= last; ++position) {
         double dot = 0;
         for (size_t i = 0; i < dim; ++i) dot += q[i] * keys[r][position * kv_width + kv + i];
         weights[position] = std::exp(dot * p.scale);
         sum += weights[position];
       }
       std::vector<double> expected(width, 0.0);
-      for (size_t position = 0; position <= last; ++position) {
+      for (size_t position = first; position <= last; ++position) {
         for (size_t i = 0; i < dim; ++i) {
           expected[h * dim + i] +=
               weights[position] / sum * values[r][position * kv_width + kv + i];
@@ -173,6 +176,12 @@ TEST_F(AttentionChunksTest, RaggedRunsWithHistory) {
 }
 TEST_F(AttentionChunksTest, HeadSizes) {
   for (const int head_dim : {8, 48, 80, 128, 256}) Compare(4, 4, head_dim, {{70, 3}, {131, 0}});
+}
+TEST_F(AttentionChunksTest, Window) {
+  for (const int window : {1, 7, 65, 150, 1000}) {
+    Compare(4, 2, 64, {{1, 70}, {190, 37}, {300, 0}}, false, window);
+  }
+  Compare(2, 1, 256, {{200, 301}}, false, 48);
 }
 TEST_F(AttentionChunksTest, OutputGate) { Compare(6, 2, 256, {{70, 3}, {131, 0}}, true); }
 

@@ -107,6 +107,11 @@ __global__ void __launch_bounds__(kNormThreads)
       v = make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z,
                       v.w * factor * w.w);
     }
+    if (p.gate != nullptr && at < size) {
+      const float4 z =
+          LoadFour(p.gate + static_cast<long long>(row) * p.gate_stride + begin + at, size - at);
+      v = make_float4(v.x * Silu(z.x), v.y * Silu(z.y), v.z * Silu(z.z), v.w * Silu(z.w));
+    }
     *reinterpret_cast<uint2*>(out + at) = make_uint2(PackBf16(v.x, v.y), PackBf16(v.z, v.w));
   };
 #pragma unroll

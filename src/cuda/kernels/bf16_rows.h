@@ -11,7 +11,8 @@ namespace adder::cuda {
 // Rows of bf16 begin on 16-byte boundaries; what lies between the width and the stride is zero.
 constexpr int Bf16Stride(int width) { return (width + 7) / 8 * 8; }
 
-// output [rows, Bf16Stride(width)] = RMSNorm(input) * weight, or input alone without a weight.
+// output [rows, Bf16Stride(width)] = RMSNorm(input) * weight, or input alone without a weight;
+// times silu(gate) if there is a gate. The output may be the bf16 input, with its stride.
 struct Bf16NormParams {
   // [rows, stride]: one of them, the other null. Strides are multiples of 4.
   const float* input = nullptr;
@@ -22,6 +23,8 @@ struct Bf16NormParams {
   int groups = 1;  // the mean is taken over each of so many equal parts of a row
   const float* weight = nullptr;
   float eps = 0;
+  const float* gate = nullptr;  // [rows, gate_stride], multiples of 4; null: none
+  int gate_stride = 0;
   __nv_bfloat16* output = nullptr;
 };
 void LaunchBf16Norm(const Bf16NormParams& params, cudaStream_t stream);

@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 3 : 2)
 // A thread owns eight values of a token.
 __global__ void __launch_bounds__(kThreads)
     CombineKernel(const __grid_constant__ ExpertGroups groups, const __nv_bfloat16* rows,
-                  float scale, int width, float* output, int stride) {
+                  float scale, int width, bool adds, float* output, int stride) {
   PdlWait();
   PdlTrigger();
   const int token = static_cast<int>(blockIdx.y);
@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(kThreads)
     float4* four = reinterpret_cast<float4*>(out);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float4 v = four[i];
+      float4 v = adds ? four[i] : make_float4(0, 0, 0, 0);
       v.x = fmaf(scale, sum[4 * i], v.x), v.y = fmaf(scale, sum[4 * i + 1], v.y);
       v.z = fmaf(scale, sum[4 * i + 2], v.z), v.w = fmaf(scale, sum[4 * i + 3], v.w);
       four[i] = v;
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if (col + i < width) out[i] = fmaf(scale, sum[i], out[i]);
+    if (col + i < width) out[i] = fmaf(scale, sum[i], adds ? out[i] : 0.0f);
   }
 }
 
@@ -416,11 +416,11 @@ void LaunchGroupedDown(const ExpertGroups& groups, const PackedMatrix& stack,
 }
 
 void LaunchCombineExperts(const ExpertGroups& groups, const __nv_bfloat16* rows, float scale,
-                          int width, float* output, int stride, cudaStream_t stream) {
+                          int width, bool adds, float* output, int stride, cudaStream_t stream) {
   const int blocks = ((width + 7) / 8 + kThreads - 1) / kThreads;
   Launch("the kernel that adds experts up", CombineKernel,
          dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(groups.tokens)), dim3(kThreads),
-         0, stream, groups, rows, scale, width, output, stride);
+         0, stream, groups, rows, scale, width, adds, output, stride);
 }
 
 }  // namespace adder::cuda

@@ -57,8 +57,9 @@ void LaunchGroupedGateUp(const ExpertGroups& groups, const PackedMatrix& stack,
 void LaunchGroupedDown(const ExpertGroups& groups, const PackedMatrix& stack,
                        const __nv_bfloat16* input, __nv_bfloat16* output, cudaStream_t stream);
 
-// output [tokens, stride] += scale * sum over choices of weight * rows [pairs, width].
+// output [tokens, stride] = scale * sum over choices of weight * rows [pairs, width], plus what it
+// was if `adds`.
 void LaunchCombineExperts(const ExpertGroups& groups, const __nv_bfloat16* rows, float scale,
-                          int width, float* output, int stride, cudaStream_t stream);
+                          int width, bool adds, float* output, int stride, cudaStream_t stream);
 
 }  // namespace adder::cuda

@@ -37,9 +37,10 @@ constexpr size_t PassBytes() {
   return (4 * kTokens * kK + (kK + kTokens) * kPassColumns) * 2;
 }
 
-template <int kK>
+template <int kK, bool kAdds>
 __global__ void __launch_bounds__(kThreads)
-    PassKernel(const __grid_constant__ GatedDeltaChunkParams c, const int columns) {
+    PassKernel(const __grid_constant__ GatedDeltaChunkParams c, const int columns,
+               const float* added) {
   using Record = DeltaRecord<kK>;
   const GatedDeltaParams& p = c.mixer;
   extern __shared__ __align__(128) unsigned char shared[];  // keys | past, twice, state, u
@@ -104,6 +105,7 @@ __global__ void __launch_bounds__(kThreads)
   // What a chunk needs besides its tiles.
   unsigned values[2 * kPairs][2];
   float keep[kRowTiles][2];
+  float4 more[kAdds ? kRowTiles : 1][kAdds ? 2 * kPairs : 1];
   const int token = warp * 16 + g;
   const auto load = [&](int chunk) {
     const __nv_bfloat16* from =
@@ -121,6 +123,18 @@ __global__ void __launch_bounds__(kThreads)
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) keep[m][r] = keeps[row_of(m) + 8 * r];
+    }
+    if constexpr (kAdds) {
+      const long long index = first_record + static_cast<long long>(chunk) * p.value_heads;
+      const float* of_chunk = added + index * kK * columns;
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < 2 * kPairs; ++n) {
+          const int tile = (warp * kRowTiles + m) * (columns / 8) + first_column / 8 + n;
+          more[m][n] = *reinterpret_cast<const float4*>(of_chunk + tile * kAddedTile + 4 * lane);
+        }
+      }
     }
   };
   load(0);
@@ -170,6 +184,10 @@ __global__ void __launch_bounds__(kThreads)
       for (int n = 0; n < 2 * kPairs; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) state[m][n][e] *= keep[m][e / 2];
+        if constexpr (kAdds) {
+          state[m][n][0] += more[m][n].x, state[m][n][1] += more[m][n].y;
+          state[m][n][2] += more[m][n].z, state[m][n][3] += more[m][n].w;
+        }
       }
     }
     __syncthreads();
@@ -318,15 +336,21 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int kK>
-void LaunchKey(const GatedDeltaChunkParams& params, cudaStream_t stream) {
+template <int kK, bool kAdds>
+void LaunchPass(const GatedDeltaChunkParams& params, const float* added, cudaStream_t stream) {
   const GatedDeltaParams& p = params.mixer;
-  const auto pass = PassKernel<kK>;
+  const auto pass = PassKernel<kK, kAdds>;
   AllowSharedMemory(pass, PassBytes<kK>());
   Launch("the kernel that passes states of the delta rule on", pass,
          dim3(static_cast<unsigned>(DeltaColumns(p.value_dim) / kPassColumns),
               static_cast<unsigned>(p.value_heads), static_cast<unsigned>(p.run_count)),
-         dim3(kThreads), PassBytes<kK>(), stream, params, DeltaColumns(p.value_dim));
+         dim3(kThreads), PassBytes<kK>(), stream, params, DeltaColumns(p.value_dim), added);
+}
+
+template <int kK>
+void LaunchKey(const GatedDeltaChunkParams& params, cudaStream_t stream) {
+  const GatedDeltaParams& p = params.mixer;
+  LaunchPass<kK, false>(params, nullptr, stream);
   const auto output = [&]<int kSlices>() {
     const auto kernel = OutputKernel<kK, kSlices>;
     constexpr size_t kBytes = OutputBytes<kK, kSlices>();
@@ -359,6 +383,11 @@ size_t GatedDeltaRecord(int key_dim, int value_dim) {
   const int columns = DeltaColumns(value_dim);
   return static_cast<size_t>(key_dim <= 64 ? DeltaRecord<64>::Size(columns)
                                            : DeltaRecord<kMostChunkKeyDim>::Size(columns));
+}
+
+void LaunchDeltaPassAdding(const GatedDeltaChunkParams& params, const float* added,
+                           cudaStream_t stream) {
+  LaunchPass<64, true>(params, added, stream);
 }
 
 void LaunchGatedDeltaChunks(const GatedDeltaChunkParams& params, cudaStream_t stream) {

@@ -29,6 +29,15 @@ struct DeltaRecord {
 
 __host__ __device__ inline int DeltaColumns(int value_dim) { return (value_dim + 63) / 64 * 64; }
 
+// Of rules whose chunks add something of their own to the state: what lies in tiles of sixteen rows
+// by eight columns, each lane's four results of Mma behind each other.
+inline constexpr int kAddedTile = 128;
+
+// Phase (2) of keys of at most 64. `added` [chunks, heads, row tiles, column tiles, kAddedTile] is
+// what each chunk adds besides.
+void LaunchDeltaPassAdding(const GatedDeltaChunkParams& params, const float* added,
+                           cudaStream_t stream);
+
 // Phase (1).
 void LaunchDeltaInputs(const GatedDeltaChunkParams& params, cudaStream_t stream);
 

@@ -49,8 +49,8 @@ struct Mamba2Params {
   // nothing that this one reads or writes, and triggers behind its PdlWait. Both then run side by
   // side.
   bool beside_previous = false;
-  // Of LaunchMamba2Scan alone: dt of the heads before its bias [rows, dt_stride]; null: in
-  // `projected`.
+  // Of LaunchMamba2Scan and the scan over chunks: dt of the heads before its bias [rows,
+  // dt_stride]; null: in `projected`.
   const float* dt = nullptr;
   int dt_stride = 0;
 

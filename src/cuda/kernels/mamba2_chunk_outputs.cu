@@ -54,7 +54,6 @@ __global__ void __launch_bounds__(kChunkThreads, kN > 128   ? 2
   PdlTrigger();
   const Piece piece = c.pieces[piece_index];
   if (first_token >= piece.tokens) return;
-  const int channels = p.conv_channels();
   // Tokens whose x takes part, and those rounded up to whole multiplications.
   const int keys = min(piece.tokens, first_token + kHalf);
   const int padded = (keys + 15) / 16 * 16;
@@ -64,13 +63,13 @@ __global__ void __launch_bounds__(kChunkThreads, kN > 128   ? 2
     const int part = of_all % parts * kP;
     constexpr int kUnits = kP / 8;
     const __nv_bfloat16* x =
-        c.convolved + static_cast<long long>(piece.row) * channels + head * p.head_dim + part;
+        c.x + static_cast<long long>(piece.row) * c.x_stride + head * c.x_step + part;
     for (int i = threadIdx.x; i < padded * kUnits; i += kChunkThreads) {
       const int r = i / kUnits;
       const int unit = i % kUnits;
       const bool valid = r < keys && part + unit * 8 < p.head_dim;
       CopyAsync(c_tile + Layout::kX + UnitOffset<kP>(r, unit),
-                valid ? x + static_cast<long long>(r) * channels + unit * 8 : x, valid);
+                valid ? x + static_cast<long long>(r) * c.x_stride + unit * 8 : x, valid);
     }
     const __nv_bfloat16* state =
         c.before + (static_cast<long long>(piece_index) * p.heads + head) * p.d_state * p.head_dim +
@@ -140,12 +139,13 @@ __global__ void __launch_bounds__(kChunkThreads, kN > 128   ? 2
     const int head = of_all / parts;
     const int part = of_all % parts * kP;
     const long long row = piece.row + i0;
+    // Of a mixer without gates, never read.
     const float* z0 = p.projected + row * p.projected_stride + head * p.head_dim + part + 2 * t;
     const float* z1 = z0 + 8LL * p.projected_stride;
     float2 z[2][kP / 8];
 #pragma unroll
     for (int n = 0; n < kP / 8; ++n) {
-      const bool inside = part + n * 8 < p.head_dim;
+      const bool inside = p.gates && part + n * 8 < p.head_dim;
       const auto two = [](const float* from) { return *reinterpret_cast<const float2*>(from); };
       z[0][n] = inside && i0 < piece.tokens ? two(z0 + n * 8) : make_float2(0, 0);
       z[1][n] = inside && i1 < piece.tokens ? two(z1 + n * 8) : make_float2(0, 0);
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kChunkThreads, kN > 128   ? 2
       a[2 * q + 1] = weigh(diagonal[2 * q + 1], s1, i1);
     }
     if (last_block * 16 < padded) multiply_x(a, last_block);
-    const float d = p.d[head];
+    const float d = p.d == nullptr ? 0.0f : p.d[head];
 #pragma unroll
     for (int n = 0; n < kP / 8; ++n) {
 #pragma unroll
@@ -232,6 +232,7 @@ __global__ void __launch_bounds__(kChunkThreads, kN > 128   ? 2
     }
     __syncthreads();
     if (of_all + 1 < units.end) copy_unit(of_all + 1);
+    const auto gate = [&](float of_z) { return p.gates ? FastSilu(of_z) : 1.0f; };
     __nv_bfloat16* out = c.output + row * c.output_stride + head * p.head_dim + part + 2 * t;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kChunkThreads, kN > 128   ? 2
       for (int n = 0; n < kP / 8; ++n) {
         if (part + n * 8 >= p.head_dim) continue;
         *reinterpret_cast<unsigned*>(out + 8LL * r * c.output_stride + n * 8) =
-            PackBf16(acc[n][2 * r] * FastSilu(z[r][n].x), acc[n][2 * r + 1] * FastSilu(z[r][n].y));
+            PackBf16(acc[n][2 * r] * gate(z[r][n].x), acc[n][2 * r + 1] * gate(z[r][n].y));
       }
     }
   }

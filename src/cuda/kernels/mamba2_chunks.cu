@@ -5,8 +5,8 @@
 // Every exponent is at most 0. Sums s are f32 and begin anew with each piece, so differences keep
 // their precision however long the sequence.
 //
-// (1) Convolution: a thread owns four channels of sixteen tokens; other blocks compute dt and s, a
-//     warp per head and piece.
+// (1) Convolution, unless it was made before: a thread owns four channels of sixteen tokens; other
+//     blocks compute dt and s, a warp per head and piece.
 // (2) What each piece adds to the state: a block owns a piece and some heads of a group, whose B it
 //     keeps in shared memory.
 // (3) States from piece to piece: a thread owns two elements of a run's state. Writes the state
@@ -38,9 +38,12 @@ __device__ __forceinline__ void StepSizes(const Mamba2ChunkParams& c, const Piec
   const Mamba2Params& p = c.mixer;
   constexpr int kTokens = kPieceTokens / 32;
   const int lane = threadIdx.x % 32;
-  const float dt_bias = p.dt_bias[head];
-  const float rate = p.a[head] * kLog2E;
-  const float* inputs = p.projected + p.inner() + p.conv_channels() + head;
+  const bool constant = c.slopes != nullptr;
+  const float dt_bias = constant ? 0.0f : p.dt_bias[head];
+  const float rate = (constant ? -c.slopes[head] : p.a[head]) * kLog2E;
+  const bool own = p.dt != nullptr;
+  const float* inputs = own ? p.dt + head : p.projected + p.inner() + p.conv_channels() + head;
+  const int stride = own ? p.dt_stride : p.projected_stride;
   float dt[kTokens];
   float sums[kTokens];
   float sum = 0;
@@ -48,8 +51,10 @@ __device__ __forceinline__ void StepSizes(const Mamba2ChunkParams& c, const Piec
   for (int i = 0; i < kTokens; ++i) {
     const int token = lane * kTokens + i;
     dt[i] = 0;
-    if (token < piece.tokens) {
-      const float input = inputs[static_cast<long long>(piece.row + token) * p.projected_stride];
+    if (constant) {
+      dt[i] = 1;
+    } else if (token < piece.tokens) {
+      const float input = inputs[static_cast<long long>(piece.row + token) * stride];
       dt[i] = fminf(fmaxf(Softplus(input + dt_bias), p.dt_min), p.dt_max);
     }
     sum = fmaf(dt[i], rate, sum);
@@ -156,7 +161,6 @@ __global__ void __launch_bounds__(kThreads)
   PdlWait();
   PdlTrigger();
   const Piece piece = c.pieces[blockIdx.y];
-  const int channels = p.conv_channels();
   const int padded = (piece.tokens + 15) / 16 * 16;
   CopyBc<kN>(c, b_tile, piece.row, padded, piece.tokens, units.group, 0);
   CopyCommit();
@@ -167,14 +171,14 @@ __global__ void __launch_bounds__(kThreads)
     constexpr int kCopies = kPieceTokens * kUnits / kThreads;
     const int unit = static_cast<int>(threadIdx.x) % kUnits;
     const int first_row = static_cast<int>(threadIdx.x) / kUnits;
-    const __nv_bfloat16* x = c.convolved + static_cast<long long>(piece.row) * channels +
-                             head * p.head_dim + part + unit * 8;
+    const __nv_bfloat16* x =
+        c.x + static_cast<long long>(piece.row) * c.x_stride + head * c.x_step + part + unit * 8;
     uint4 words[kCopies];
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int r = first_row + i * (kThreads / kUnits);
       const bool valid = r < piece.tokens && part + unit * 8 < p.head_dim;
-      words[i] = valid ? *reinterpret_cast<const uint4*>(x + static_cast<long long>(r) * channels)
+      words[i] = valid ? *reinterpret_cast<const uint4*>(x + static_cast<long long>(r) * c.x_stride)
                        : make_uint4(0, 0, 0, 0);
     }
     const float2* steps = c.steps + static_cast<long long>(head) * c.rows + piece.row;
@@ -299,9 +303,19 @@ bool Mamba2ChunksSupport(int head_dim, int d_state, int d_conv) {
   return head_dim % 8 == 0 && d_state % 8 == 0 && d_state <= kMaxStateSize && d_conv <= kMostTaps;
 }
 
-void LaunchMamba2Chunks(const Mamba2ChunkParams& params, int multiprocessors, cudaStream_t stream) {
+void LaunchMamba2Chunks(const Mamba2ChunkParams& given, int multiprocessors, cudaStream_t stream) {
+  Mamba2ChunkParams params = given;
   const Mamba2Params& p = params.mixer;
-  const int channels = p.conv_channels();
+  const bool convolves = params.x == nullptr;
+  const int channels = convolves ? p.conv_channels() : 0;
+  if (convolves) {
+    params.x = params.convolved;
+    params.b = params.convolved + p.inner();
+    params.c = params.b + p.groups * p.d_state;
+    params.x_stride = params.b_c_stride = channels;
+    params.x_step = p.head_dim;
+    params.b_c_step = p.d_state;
+  }
   const int channel_blocks = (channels / 4 + kThreads - 1) / kThreads;
   const int head_blocks = (p.heads + kThreads / 32 - 1) / (kThreads / 32);
   Launch("the causal convolution kernel", p.d_conv <= 4 ? ConvKernel<4> : ConvKernel<kMostTaps>,

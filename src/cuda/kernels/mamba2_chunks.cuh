@@ -38,16 +38,15 @@ template <int kN>
 __device__ __forceinline__ void CopyBc(const Mamba2ChunkParams& c, unsigned tile, int row, int rows,
                                        int valid_rows, int group, int b_or_c) {
   const Mamba2Params& p = c.mixer;
-  const int channels = p.conv_channels();
-  const __nv_bfloat16* from = c.convolved + static_cast<long long>(row) * channels + p.inner() +
-                              (b_or_c * p.groups + group) * p.d_state;
+  const __nv_bfloat16* from =
+      (b_or_c == 0 ? c.b : c.c) + static_cast<long long>(row) * c.b_c_stride + group * c.b_c_step;
   constexpr int kUnits = kN / 8;
   for (int i = threadIdx.x; i < rows * kUnits; i += kChunkThreads) {
     const int r = i / kUnits;
     const int unit = i % kUnits;
     const bool valid = r < valid_rows && unit * 8 < p.d_state;
     CopyAsync(tile + UnitOffset<kN>(r, unit),
-              valid ? from + static_cast<long long>(r) * channels + unit * 8 : from, valid);
+              valid ? from + static_cast<long long>(r) * c.b_c_stride + unit * 8 : from, valid);
   }
 }
 

@@ -15,6 +15,13 @@ namespace {
 // Measured: up to 0.005.
 constexpr double kTolerance = 0.015;
 
+// Where x, B, C and dt come from.
+enum class Inputs {
+  kProjected,  // one row, through the convolution
+  kSelected,   // rows of their own, dt before its bias
+  kLightning,  // one row of C | B | x per head; dt is 1, decays are slopes, no gate, no skip
+};
+
 struct Case {
   const char* name;
   int heads;
@@ -23,6 +30,7 @@ struct Case {
   int groups;
   int d_conv;
   std::vector<RunSize> runs;
+  Inputs inputs = Inputs::kProjected;
 };
 
 double Silu(double x) { return x / (1 + std::exp(-x)); }
@@ -102,6 +110,33 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
   const DeviceMemory added(states * sizeof(float));
   const DeviceMemory before(states * sizeof(__nv_bfloat16));
   params.convolved = convolved.as<__nv_bfloat16>();
+  // Of the other kinds of inputs: x | B | C of a row, as they lie there.
+  const bool lightning = sizes.inputs == Inputs::kLightning;
+  const auto given_stride = channels + 8;
+  std::vector<__nv_bfloat16> given;
+  for (float value : numbers.Vector(count * given_stride)) given.push_back(__float2bfloat16(value));
+  const DeviceArray<__nv_bfloat16> device_given(given);
+  const std::vector<float> dt_rows = numbers.Vector(count * (heads + 3), 1.5f);
+  const DeviceArray<float> device_dt_rows(dt_rows);
+  const std::vector<float> slopes = numbers.Vector(heads, 0.4f, 0.5f);
+  const DeviceArray<float> device_slopes(slopes);
+  if (sizes.inputs != Inputs::kProjected) {
+    params.convolved = nullptr;
+    params.x = device_given.data() + (lightning ? 2 * d_state : 0);
+    params.b = device_given.data() + (lightning ? d_state : inner);
+    params.c = lightning ? device_given.data() : params.b + p.groups * p.d_state;
+    params.x_stride = params.b_c_stride = static_cast<int>(given_stride);
+    params.x_step = lightning ? 3 * p.d_state : p.head_dim;
+    params.b_c_step = lightning ? 3 * p.d_state : p.d_state;
+    params.mixer.dt = device_dt_rows.data();
+    params.mixer.dt_stride = static_cast<int>(heads + 3);
+  }
+  if (lightning) {
+    params.slopes = device_slopes.data();
+    params.mixer.gates = false;
+    params.mixer.d = params.mixer.a = params.mixer.dt_bias = params.mixer.dt = nullptr;
+    params.mixer.projected = nullptr;
+  }
   params.steps = steps.as<float2>();
   params.added = added.as<float>();
   params.before = before.as<__nv_bfloat16>();
@@ -129,24 +164,38 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
           sum += conv_weight[tap * channels + channel] * input;
         }
         conv[channel] = Silu(sum);
+        if (sizes.inputs == Inputs::kProjected) continue;
+        size_t from = channel;
+        if (lightning && channel < inner) {
+          from = (channel / head_dim * 3 + 2) * d_state + channel % head_dim;
+        } else if (lightning) {
+          const size_t in_b_c = channel - inner;  // B of all groups, then C
+          const size_t group = in_b_c / d_state % heads;
+          from = (group * 3 + (in_b_c < heads * d_state ? 1 : 0)) * d_state + in_b_c % d_state;
+        }
+        conv[channel] = __bfloat162float(given[row * given_stride + from]);
       }
       for (size_t h = 0; h < heads; ++h) {
         const size_t group = h / (heads / static_cast<size_t>(p.groups));
         const double* b = conv.data() + inner + group * d_state;
         const double* c = b + static_cast<size_t>(p.groups) * d_state;
-        const double raw = in[inner + channels + h] + dt_bias[h];
-        const double dt = std::clamp(std::log1p(std::exp(raw)), static_cast<double>(p.dt_min),
-                                     static_cast<double>(p.dt_max));
-        const double decay = std::exp(dt * a[h]);
+        const bool projects = sizes.inputs == Inputs::kProjected;
+        const double raw =
+            (projects ? in[inner + channels + h] : dt_rows[row * (heads + 3) + h]) + dt_bias[h];
+        const double dt = lightning
+                              ? 1
+                              : std::clamp(std::log1p(std::exp(raw)), static_cast<double>(p.dt_min),
+                                           static_cast<double>(p.dt_max));
+        const double decay = std::exp(lightning ? -slopes[h] : dt * a[h]);
         for (size_t i = 0; i < head_dim; ++i) {
           const double x = conv[h * head_dim + i];
-          double y = d[h] * x;
+          double y = lightning ? 0 : d[h] * x;
           for (size_t n = 0; n < d_state; ++n) {
             double& state = states_of_run[(h * d_state + n) * head_dim + i];
             state = decay * state + dt * b[n] * x;
             y += c[n] * state;
           }
-          expected[row * inner + h * head_dim + i] = y * Silu(in[h * head_dim + i]);
+          expected[row * inner + h * head_dim + i] = lightning ? y : y * Silu(in[h * head_dim + i]);
         }
       }
     }
@@ -200,6 +249,18 @@ TEST_F(Mamba2ChunksTest, OddSizes) {
   Compare({"large state", 4, 32, 256, 2, 4, {{200, 0}}});
   Compare({"long window", 4, 32, 64, 1, 8, {{20, 3}, {150, 0}}});
   Compare({"no window", 4, 16, 64, 1, 1, {{20, 3}, {150, 0}}});
+}
+
+TEST_F(Mamba2ChunksTest, SelectedInputs) {
+  const std::vector<RunSize> runs{{1, 3}, {129, 0}, {2, 1}, {300, 9}};
+  Compare({"one group", 6, 16, 24, 1, 1, runs, Inputs::kSelected});
+  Compare({"heads in parts", 4, 128, 64, 2, 1, runs, Inputs::kSelected});
+}
+
+TEST_F(Mamba2ChunksTest, Lightning) {
+  const std::vector<RunSize> runs{{1, 3}, {129, 0}, {2, 1}, {300, 9}};
+  Compare({"small heads", 4, 16, 16, 4, 1, runs, Inputs::kLightning});
+  Compare({"large heads", 3, 128, 128, 3, 1, runs, Inputs::kLightning});
 }
 
 // Enough pieces for blocks to take several heads.

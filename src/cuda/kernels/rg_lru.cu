@@ -9,9 +9,8 @@
 // by the block's size alone, so no sum depends on the batch.
 #include <cuda_bf16.h>
 
-#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/launch.cuh"
-#include "cuda/kernels/rg_lru.h"
+#include "cuda/kernels/rg_lru.cuh"
 
 namespace adder::cuda {
 namespace {
@@ -21,22 +20,6 @@ constexpr int kTokens = 8;  // as many as warps: each finishes one
 constexpr int kScanThreads = 64;
 constexpr int kAhead = 8;
 static_assert(kTokens == kWarps);
-
-struct Recurrence {
-  float a;
-  float b;
-};
-__device__ __forceinline__ Recurrence RecurrenceOf(const RgLruParams& p, float input,
-                                                   float recurrent, float decay, float x,
-                                                   bool first) {
-  const float log_a = -p.decay_scale * Sigmoid(recurrent) * Softplus(decay);
-  const float size = first ? 1.0f : sqrtf(-expm1f(2.0f * log_a));
-  return {expf(log_a), size * Sigmoid(input) * x};
-}
-
-__device__ __forceinline__ float Step(const Recurrence& of, float state) {
-  return fmaf(of.a, state, of.b);
-}
 
 __device__ __forceinline__ void Store(const RgLruParams& p, long long row, int channel, float h) {
   const float y = h * Activate(p.gate_activation, p.y[row * p.y_stride + channel]);

@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kThreads) RuledRowsKernel(const __grid_constan
     if (col + i >= p.width) continue;
     y[i] = Activate(p.activation, value(col + i));
     if (p.gated) y[i] *= value(p.width + col + i);
+    if (p.times != nullptr) y[i] *= p.times[row * p.times_stride + col + i];
   }
   *reinterpret_cast<__nv_bfloat162*>(p.output + row * Bf16Stride(p.width) + col) =
       __floats2bfloat162_rn(y[0], y[1]);

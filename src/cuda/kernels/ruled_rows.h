@@ -16,12 +16,14 @@ struct RuledRows {
   int width = 0;
   bool gated = false;
   Activation activation = Activation::kSilu;
-  const float* factors = nullptr;   // null: all 1
-  const float* bias = nullptr;      // null: none
+  const float* factors = nullptr;  // null: all 1
+  const float* bias = nullptr;     // null: none
+  const float* times = nullptr;    // [rows, times_stride]; null: all 1
+  int times_stride = 0;
   __nv_bfloat16* output = nullptr;  // [rows, Bf16Stride(width)], zeros behind the width
 };
 
-// output = activation(z), times z of the up rows if gated.
+// output = activation(z), times z of the up rows if gated; times the element of `times`.
 void LaunchRuledRows(const RuledRows& params, cudaStream_t stream);
 
 // output [rows, stride] = scale * (factors [width] * output + bias [width]), in place. The bias may

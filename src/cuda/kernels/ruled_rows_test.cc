@@ -26,7 +26,9 @@ TEST_F(RuledRowsKernels, ActivatesAndGates) {
         const std::vector<float> factors = numbers.Vector(static_cast<size_t>(in_width), 1, 0.5f);
         const std::vector<float> bias = numbers.Vector(static_cast<size_t>(in_width));
         const DeviceArray<__nv_bfloat16> device_products(products);
-        const DeviceArray<float> device_factors(factors), device_bias(bias);
+        const int times_stride = width + 3;
+        const std::vector<float> times = numbers.Vector(static_cast<size_t>(kRows * times_stride));
+        const DeviceArray<float> device_factors(factors), device_bias(bias), device_times(times);
         const DeviceArray<__nv_bfloat16> output(static_cast<size_t>(kRows * Bf16Stride(width)));
         RuledRows p;
         p.products = device_products.data();
@@ -36,6 +38,9 @@ TEST_F(RuledRowsKernels, ActivatesAndGates) {
         p.activation = activation;
         if (gated) p.factors = device_factors.data();
         p.bias = device_bias.data();
+        const bool multiplies = !gated && activation == Activation::kGeluTanh;
+        if (multiplies) p.times = device_times.data();
+        p.times_stride = times_stride;
         p.output = output.data();
         const Stream stream;
         LaunchRuledRows(p, stream.get());
@@ -52,6 +57,7 @@ TEST_F(RuledRowsKernels, ActivatesAndGates) {
           for (int i = 0; i < Bf16Stride(width); ++i) {
             double y = 0;
             if (i < width) y = Activated(activation, value(i)) * (gated ? value(width + i) : 1);
+            if (multiplies && i < width) y *= times[static_cast<size_t>(row * times_stride + i)];
             ASSERT_NEAR(found[static_cast<size_t>(row * Bf16Stride(width) + i)], y,
                         0.005 * std::abs(y) + 1e-5)
                 << "row " << row << " column " << i;

@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kShiftThreads)
   for (int part = 0; part < p.parts; ++part) {
     const int at = part * p.width + channel;
     const float out = fmaf(p.mix[at], previous - y, y);
-    p.output[row * p.output_stride + at] = out;
+    if (p.output != nullptr) p.output[row * p.output_stride + at] = out;
     if (p.rounded_output != nullptr) {
       p.rounded_output[row * p.rounded_output_stride + at] =
           __bfloat16_as_ushort(__float2bfloat16_rn(out));

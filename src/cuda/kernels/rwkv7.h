@@ -59,7 +59,7 @@ struct TokenShiftParams {
   const int* row_runs = nullptr;
   const float* input = nullptr;  // [rows, input_stride]
   int input_stride = 0;
-  float* output = nullptr;  // [rows, output_stride], parts * width
+  float* output = nullptr;  // [rows, output_stride], parts * width; null: the bf16 copy alone
   int output_stride = 0;
   uint16_t* rounded_output = nullptr;  // a bf16 copy of the output; null: none
   int rounded_output_stride = 0;

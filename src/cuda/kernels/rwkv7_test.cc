@@ -6,11 +6,10 @@
 #include <cmath>
 
 #include "cuda/kernels/ragged_runs_for_test.h"
+#include "cuda/kernels/rwkv7_step_for_test.h"
 
 namespace adder::cuda::test {
 namespace {
-
-double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 struct Sizes {
   int heads;
@@ -96,38 +95,11 @@ TEST_P(Rwkv7Kernels, StepsMatchTheReference) {
         const auto vector = [&](int which, size_t i) {
           return static_cast<double>(vectors_[which][static_cast<size_t>(head * dim_) + i]);
         };
-        std::vector<double> kappa, alpha, key, value, y(dim);
-        double squares = 0;
-        double own = 0;
-        for (size_t i = 0; i < dim; ++i) {
-          kappa.push_back(input(1, i) * vector(0, i));
-          squares += kappa[i] * kappa[i];
-          alpha.push_back(Sigmoid(input(4, i)));
-          key.push_back(input(1, i) * (1 + (alpha[i] - 1) * vector(1, i)));
-          own += input(0, i) * key[i] * vector(2, i);
-          value.push_back(input(2, i));
-          if (GetParam().value_mix) value[i] += Sigmoid(input(6, i)) * (input(7, i) - value[i]);
-        }
-        for (double& of : kappa) of /= std::max(std::sqrt(squares), 1e-7);
-        double mean = 0;
+        const std::vector<double> expected =
+            Rwkv7Step(dim, GetParam().value_mix, input, vector, state);
         for (size_t c = 0; c < dim; ++c) {
-          double answer = 0;
-          for (size_t n = 0; n < dim; ++n) answer -= kappa[n] * state[n * dim + c];
-          for (size_t n = 0; n < dim; ++n) {
-            double& s = state[n * dim + c];
-            s = std::exp(-std::exp(-0.5) * Sigmoid(input(3, n))) * s +
-                alpha[n] * kappa[n] * answer + key[n] * value[c];
-            y[c] += input(0, n) * s;
-          }
-          mean += y[c] / dim_;
-        }
-        double variance = 1e-3;
-        for (double of : y) variance += (of - mean) * (of - mean) / dim_;
-        for (size_t c = 0; c < dim; ++c) {
-          const double normed = (y[c] - mean) / std::sqrt(variance) * vector(3, c) + vector(4, c);
-          const double expected = (normed + own * value[c]) * input(5, c);
           const size_t at = static_cast<size_t>(row * stride_ + head * dim_) + c;
-          ASSERT_NEAR(found.output[at], expected, 5e-5 * (1 + std::abs(expected)))
+          ASSERT_NEAR(found.output[at], expected[c], 5e-5 * (1 + std::abs(expected[c])))
               << "sequence " << sequence << " token " << token << " head " << head << " dim " << c;
         }
       }

@@ -1,5 +1,7 @@
-// Blocks of a row (blockIdx.y): the first norms B, the second norms C, the others copy x, kThreads
-// elements each.
+// Gathering: of the blocks of a row (blockIdx.y) the first norms B, the second norms C, the others
+// copy x, kThreads elements each. Rounding: a warp owns a part of a row, which it keeps in
+// registers between the sum of squares and the scaling as far as it fits, and reads twice beyond.
+#include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/selection.h"
 #include "cuda/kernels/sums.cuh"
@@ -37,7 +39,53 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Elements of a part that a lane keeps.
+constexpr int kKept = 8;
+
+__global__ void __launch_bounds__(kThreads)
+    RoundPartsKernel(const __grid_constant__ RoundedParts p) {
+  const int item =
+      static_cast<int>(blockIdx.x) * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = item / p.count;
+  PdlWait();
+  PdlTrigger();
+  if (row >= p.rows) return;
+  const RoundedPart& part = p.parts[item % p.count];
+  const float* from = p.input + static_cast<long long>(row) * p.input_stride + part.begin;
+  __nv_bfloat16* to = part.output + static_cast<long long>(row) * part.output_stride;
+  float kept[kKept];
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    const int n = lane + 32 * i;
+    kept[i] = n < part.size ? from[n] : 0.0f;
+    squares = fmaf(kept[i], kept[i], squares);
+  }
+  for (int n = lane + 32 * kKept; n < part.size; n += 32) squares = fmaf(from[n], from[n], squares);
+  const SmallNorm& norm = part.norm;
+  const float factor =
+      norm.used ? rsqrtf(WarpSum(squares) / static_cast<float>(part.size) + norm.eps) : 1.0f;
+  const auto store = [&](int n, float x) {
+    const float weight = norm.weight == nullptr || n >= part.size ? 1.0f : norm.weight[n];
+    to[n] = __float2bfloat16_rn(x * factor * weight);
+  };
+  const int end = Bf16Stride(part.size);
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (lane + 32 * i < end) store(lane + 32 * i, kept[i]);
+  }
+  for (int n = lane + 32 * kKept; n < end; n += 32) store(n, n < part.size ? from[n] : 0.0f);
+}
+
 }  // namespace
+
+void LaunchRoundParts(const RoundedParts& params, cudaStream_t stream) {
+  constexpr int kItems = kThreads / 32;
+  Launch("the kernel that rounds a selection", RoundPartsKernel,
+         dim3(static_cast<unsigned>((params.rows * params.count + kItems - 1) / kItems)),
+         dim3(kThreads), 0, stream, params);
+}
 
 void LaunchSelection(const SelectionParams& params, cudaStream_t stream) {
   Launch("the selection kernel", SelectionKernel,

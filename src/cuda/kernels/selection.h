@@ -1,5 +1,7 @@
-// What the scan of a Mamba-2 mixer with a selection takes in, gathered.
+// What the scan of a mixer with a selection takes in, gathered.
 #pragma once
+
+#include <cuda_bf16.h>
 
 #include "cuda/kernels/mamba1.h"
 
@@ -19,5 +21,23 @@ struct SelectionParams {
 };
 
 void LaunchSelection(const SelectionParams& params, cudaStream_t stream);
+
+// Some columns of f32 rows, normed as a small row, to bf16 rows.
+struct RoundedPart {
+  int begin = 0;  // the first column
+  int size = 0;
+  SmallNorm norm;
+  __nv_bfloat16* output = nullptr;  // [rows, output_stride], zeros behind the size up to Bf16Stride
+  int output_stride = 0;
+};
+struct RoundedParts {
+  int rows = 0;
+  const float* input = nullptr;  // [rows, input_stride]
+  int input_stride = 0;
+  int count = 0;
+  RoundedPart parts[3];
+};
+// What products and chunked scans take in of a selection's rows.
+void LaunchRoundParts(const RoundedParts& params, cudaStream_t stream);
 
 }  // namespace adder::cuda

@@ -65,5 +65,52 @@ TEST_F(SelectionKernels, GathersAndNorms) {
   }
 }
 
+// Parts as rows of bf16, more than a lane keeps; what is behind a part stays zero.
+TEST_F(SelectionKernels, RoundsParts) {
+  constexpr int kRows = 5;
+  constexpr int kSizes[] = {3, 64, 300};
+  constexpr int kStride = 380;
+  Numbers numbers(7);
+  const std::vector<float> input = numbers.Vector(static_cast<size_t>(kRows * kStride), 2);
+  const std::vector<float> weight = numbers.Vector(300, 0.5f, 1);
+  const DeviceArray<float> device_input(input), device_weight(weight);
+  const SmallNorm norms[] = {{}, {true, nullptr, 0.01f}, {true, device_weight.data(), 0.2f}};
+  const DeviceArray<__nv_bfloat16> output(
+      std::vector<__nv_bfloat16>(kRows * 400, __float2bfloat16(NAN)));
+  RoundedParts p;
+  p.rows = kRows;
+  p.input = device_input.data();
+  p.input_stride = kStride;
+  p.count = 3;
+  int begin = 0;
+  int place = 0;
+  for (int i = 0; i < 3; ++i) {
+    p.parts[i] = {begin, kSizes[i], norms[i], output.data() + place, 400};
+    begin += kSizes[i];
+    place += (kSizes[i] + 7) / 8 * 8;
+  }
+  const Stream stream;
+  LaunchRoundParts(p, stream.get());
+  stream.Synchronize();
+  const std::vector<float> found = Widened(output.Download());
+  for (int row = 0; row < kRows; ++row) {
+    for (int i = 0; i < 3; ++i) {
+      const float* from = input.data() + row * kStride + p.parts[i].begin;
+      const auto at = static_cast<size_t>(row * 400 + (p.parts[i].output - output.data()));
+      double squares = 0;
+      for (int n = 0; n < kSizes[i]; ++n) squares += static_cast<double>(from[n]) * from[n];
+      const double factor =
+          norms[i].used ? 1 / std::sqrt(squares / kSizes[i] + static_cast<double>(norms[i].eps))
+                        : 1;
+      for (int n = 0; n < (kSizes[i] + 7) / 8 * 8; ++n) {
+        const double of_weight = i == 2 && n < kSizes[i] ? weight[static_cast<size_t>(n)] : 1;
+        const double expected = n < kSizes[i] ? from[n] * factor * of_weight : 0;
+        ASSERT_NEAR(found[at + static_cast<size_t>(n)], expected, std::abs(expected) / 250)
+            << "row " << row << ", part " << i << ", " << n;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace adder::cuda::test

@@ -1,0 +1,52 @@
+// RWKV-7's rule for one token and head, in double precision.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace adder::cuda::test {
+
+// input(which, i): r, k, v, decay, rate, gate, value_mix, first_value of channel i; vector(which,
+// i): key_scale, key_rate, bonus, the norm's weight and bias. The norm's eps is 1e-3. Updates the
+// state [dim, dim] and returns the gated output.
+template <class Input, class Vector>
+std::vector<double> Rwkv7Step(size_t dim, bool value_mix, Input input, Vector vector,
+                              std::vector<double>& state) {
+  const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
+  const auto size = static_cast<double>(dim);
+  std::vector<double> kappa, alpha, key, value, y(dim);
+  double squares = 0;
+  double own = 0;
+  for (size_t i = 0; i < dim; ++i) {
+    kappa.push_back(input(1, i) * vector(0, i));
+    squares += kappa[i] * kappa[i];
+    alpha.push_back(sigmoid(input(4, i)));
+    key.push_back(input(1, i) * (1 + (alpha[i] - 1) * vector(1, i)));
+    own += input(0, i) * key[i] * vector(2, i);
+    value.push_back(input(2, i));
+    if (value_mix) value[i] += sigmoid(input(6, i)) * (input(7, i) - value[i]);
+  }
+  for (double& of : kappa) of /= std::max(std::sqrt(squares), 1e-7);
+  double mean = 0;
+  for (size_t c = 0; c < dim; ++c) {
+    double answer = 0;
+    for (size_t n = 0; n < dim; ++n) answer -= kappa[n] * state[n * dim + c];
+    for (size_t n = 0; n < dim; ++n) {
+      double& s = state[n * dim + c];
+      s = std::exp(-std::exp(-0.5) * sigmoid(input(3, n))) * s + alpha[n] * kappa[n] * answer +
+          key[n] * value[c];
+      y[c] += input(0, n) * s;
+    }
+    mean += y[c] / size;
+  }
+  double variance = 1e-3;
+  for (double of : y) variance += (of - mean) * (of - mean) / size;
+  for (size_t c = 0; c < dim; ++c) {
+    const double normed = (y[c] - mean) / std::sqrt(variance) * vector(3, c) + vector(4, c);
+    y[c] = (normed + own * value[c]) * input(5, c);
+  }
+  return y;
+}
+
+}  // namespace adder::cuda::test
