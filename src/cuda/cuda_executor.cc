@@ -376,8 +376,8 @@ std::unique_ptr<Executor> MakeCudaExecutor(Program program, const CudaOptions& o
   if (!CudaAvailable(&reason)) Fail("Cannot use --device cuda: ", reason, ". Use --device cpu.");
   cuda::CheckSupported(program);
   if (options.f32 && program.layout.mamba2_dtype != DType::kF32) {
-    Fail("--compute f32 is exact, and --state-dtype ",
-         StateDTypeName(program.layout.mamba2_dtype), " rounds states; leave one of them out.");
+    Fail("--compute f32 is exact, and --state-dtype ", StateDTypeName(program.layout.mamba2_dtype),
+         " rounds states; leave one of them out.");
   }
   return std::make_unique<cuda::CudaExecutor>(std::move(program), options);
 }

@@ -105,8 +105,8 @@ static_assert(sizeof(Header) == 32);
 constexpr DType kMamba2DTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 
 uint32_t DTypeNumber(const StateLayout& layout) {
-  const auto* found = std::find(std::begin(kMamba2DTypes), std::end(kMamba2DTypes),
-                                layout.mamba2_dtype);
+  const auto* found =
+      std::find(std::begin(kMamba2DTypes), std::end(kMamba2DTypes), layout.mamba2_dtype);
   return static_cast<uint32_t>(found - std::begin(kMamba2DTypes));
 }
 

@@ -270,7 +270,7 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   const auto kernel = WithStored(params.ssm_dtype, [&]<class Stored>() {
     return !params.gates            ? vectors ? Mamba2StepKernel<Stored, kMaxTaps, true, false>
                                               : Mamba2StepKernel<Stored, kMaxTaps, false, false>
-           : !vectors               ? Mamba2StepKernel<Stored, kMaxTaps, false>
+                      : !vectors ? Mamba2StepKernel<Stored, kMaxTaps, false>
            : params.d_conv != 4     ? Mamba2StepKernel<Stored, kMaxTaps, true>
            : params.beside_previous ? Mamba2StepKernel<Stored, 4, true, true, true>
                                     : Mamba2StepKernel<Stored, 4, true>;

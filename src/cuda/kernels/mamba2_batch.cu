@@ -66,11 +66,11 @@ template <class Stored>
 struct RowCopies {
   static constexpr int kUnit = 16 / sizeof(Stored);  // elements of a copy
   static constexpr int kPartBytes = kWarpRows * kPart * sizeof(Stored);
-  unsigned char* ring;   // the warp's place in the first slot
-  const Stored* from;    // this lane's first unit of the next head
-  int valid;             // elements from there to the end of the warp's rows, of those that exist
-  int left;              // heads
-  int stride;            // bytes from slot to slot
+  unsigned char* ring;  // the warp's place in the first slot
+  const Stored* from;   // this lane's first unit of the next head
+  int valid;            // elements from there to the end of the warp's rows, of those that exist
+  int left;             // heads
+  int stride;           // bytes from slot to slot
 
   __device__ __forceinline__ RowCopies(const Mamba2Params& p, const Place& first, float* recurrent,
                                        void* shared, int warps, int parts_of_head, int parts)

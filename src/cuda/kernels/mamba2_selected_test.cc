@@ -68,8 +68,8 @@ void Mamba2SelectedKernels::Check(const Sizes& s) {
   const std::vector<float> x = rows(p.x_stride), projected = rows(scan.projected_stride),
                            selected = rows(p.selected_stride),
                            packed = states_in_slots.Packed(rows(slot)),
-                           slots = states_in_slots.Widened(packed),
-                           dt_bias = per_head(1, 0), a = per_head(1.5f, -1.6f), d = per_head(1, 0),
+                           slots = states_in_slots.Widened(packed), dt_bias = per_head(1, 0),
+                           a = per_head(1.5f, -1.6f), d = per_head(1, 0),
                            offset = per_head(1, 0.5f);
   const std::vector<float> dt_rows = numbers.Vector(static_cast<size_t>(s.heads * s.dt_rank), 0.3f);
   const int sizes[] = {states, states, s.dt_rank};
@@ -78,8 +78,9 @@ void Mamba2SelectedKernels::Check(const Sizes& s) {
     weights[i] = numbers.Vector(static_cast<size_t>(sizes[i]), 0.5f, 1);
   }
   const DeviceArray<float> device_x(x), device_projected(projected), device_selected(selected),
-      device_slots(packed), device_dt_bias(dt_bias), device_a(a), device_d(d), device_offset(offset),
-      device_rows(dt_rows), b_weight(weights[0]), c_weight(weights[1]), dt_weight(weights[2]);
+      device_slots(packed), device_dt_bias(dt_bias), device_a(a), device_d(d),
+      device_offset(offset), device_rows(dt_rows), b_weight(weights[0]), c_weight(weights[1]),
+      dt_weight(weights[2]);
   const DeviceArray<float> output(static_cast<size_t>(kRows * scan.output_stride));
   const DeviceArray<uint16_t> rounded(static_cast<size_t>(kRows * scan.rounded_output_stride));
   std::vector<SequenceRun> runs;
@@ -157,9 +158,9 @@ void Mamba2SelectedKernels::Check(const Sizes& s) {
   }
   for (size_t i = 0; i < slots.size(); ++i) {
     const size_t at = i % states_in_slots.slot - states_in_slots.offset;
-    const double room = at < states_in_slots.count ? states_in_slots.HalfStep(expected_slots[i]) : 0;
-    ASSERT_NEAR(found_slots[i], expected_slots[i],
-                room + 1e-4 * (1 + std::abs(expected_slots[i])))
+    const double room =
+        at < states_in_slots.count ? states_in_slots.HalfStep(expected_slots[i]) : 0;
+    ASSERT_NEAR(found_slots[i], expected_slots[i], room + 1e-4 * (1 + std::abs(expected_slots[i])))
         << i;
   }
 }

@@ -228,9 +228,9 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
       const std::vector<float> slots = states_.Widened(found.after[i]);
       for (size_t k = 0; k < slots.size(); ++k) {
         const size_t at = k % slot_floats_ - static_cast<size_t>(p_.ssm_offset);
-        const double room =
-            at < states_.count ? states_.HalfStep(exact[k]) + 2e-6 * std::max(10.0f, std::abs(exact[k]))
-                               : 0;
+        const double room = at < states_.count ? states_.HalfStep(exact[k]) +
+                                                     2e-6 * std::max(10.0f, std::abs(exact[k]))
+                                               : 0;
         ASSERT_NEAR(slots[k], exact[k], room)
             << "token " << begin << " slot " << k / slot_floats_ << " float " << k % slot_floats_;
       }
@@ -334,17 +334,16 @@ TEST_P(Mamba2StoredStates, StayFinite) {
 
 // Between 16-bit neighbours: one with head_dim that no vector divides, one whose rows copies of 16
 // bytes do not fit, several parts, rows beyond the last.
-INSTANTIATE_TEST_SUITE_P(
-    Narrow, Mamba2StoredStates,
-    testing::Values(Sizes{6, 32, 128, 1, 4, true, true, DType::kF16},
-                    Sizes{6, 32, 128, 2, 4, true, true, DType::kBF16},
-                    Sizes{8, 80, 64, 4, 4, false, true, DType::kF16},
-                    Sizes{4, 64, 100, 2, 4, true, true, DType::kBF16},
-                    Sizes{5, 20, 100, 5, 5, false, true, DType::kF16},
-                    Sizes{3, 20, 37, 1, 4, true, true, DType::kBF16},
-                    Sizes{4, 37, 40, 2, 2, true, true, DType::kF16},
-                    Sizes{3, 7, 5, 1, 3, true, false, DType::kBF16},
-                    Sizes{4, 64, 128, 2, 4, true, false, DType::kF16}));
+INSTANTIATE_TEST_SUITE_P(Narrow, Mamba2StoredStates,
+                         testing::Values(Sizes{6, 32, 128, 1, 4, true, true, DType::kF16},
+                                         Sizes{6, 32, 128, 2, 4, true, true, DType::kBF16},
+                                         Sizes{8, 80, 64, 4, 4, false, true, DType::kF16},
+                                         Sizes{4, 64, 100, 2, 4, true, true, DType::kBF16},
+                                         Sizes{5, 20, 100, 5, 5, false, true, DType::kF16},
+                                         Sizes{3, 20, 37, 1, 4, true, true, DType::kBF16},
+                                         Sizes{4, 37, 40, 2, 2, true, true, DType::kF16},
+                                         Sizes{3, 7, 5, 1, 3, true, false, DType::kBF16},
+                                         Sizes{4, 64, 128, 2, 4, true, false, DType::kF16}));
 
 INSTANTIATE_TEST_SUITE_P(
     Sizes, Mamba2Kernels,
