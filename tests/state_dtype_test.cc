@@ -142,8 +142,8 @@ TEST_P(StateDType, StatesOfAnotherDTypeAreAnError) {
   EXPECT_EQ(executor->StateBytes(), held);
 }
 
-// Steps in which the device chooses the tokens, of enough sequences for two lanes, leave states from
-// which the host's batches of the same tokens go on alike.
+// Steps in which the device chooses the tokens, of enough sequences for two lanes, leave states
+// from which the host's batches of the same tokens go on alike.
 TEST_P(StateDType, StreamsKeepTheSameStates) {
   constexpr size_t kRows = 40;
   constexpr int kSteps = 20;
