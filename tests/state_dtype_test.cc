@@ -20,11 +20,16 @@ namespace {
 
 using Rows = std::vector<std::vector<float>>;
 
-// Bounds of the mean KL divergence, in nats, from f32 states. Measured without experts: up
-// to 2.5e-6 and 4.9e-5, with the same most likely token in 99.5% of all rows or more.
-constexpr double kF16Kl = 1e-5;
-constexpr double kBf16Kl = 2e-4;
-constexpr double kAgreement = 0.99;
+// Bounds of the mean KL divergence, in nats, from f32 states, and of the part of rows with the same
+// most likely token. Measured: up to 4.3e-7 with f16, 1.9e-5 with bf16, at least 99.5% of the rows;
+// where near ties between experts fall the other way or errors grow 1.1e-4, 1.2e-3 and 98.7%.
+struct Bounds {
+  double f16_kl;
+  double bf16_kl;
+  double agreement;
+};
+constexpr Bounds kPlain{1.5e-6, 8e-5, 0.99};
+constexpr Bounds kSensitive{4e-4, 4e-3, 0.97};
 // What a row of logits may differ by between kernels for other numbers of tokens.
 constexpr double kFastTolerance = 0.1;
 
@@ -32,6 +37,10 @@ Program ProgramWith(const TestModel& model, DType dtype) {
   Program program = LoadProgram(model);
   program.layout = MakeStateLayout(*program.plan, dtype);
   return program;
+}
+
+bool IsSensitive(const Program& program) {
+  return HasExperts(program) || AmplifiesRounding(program);
 }
 
 // Models of the kit, and the demo model, whose Mamba-2 states the CUDA backend runs.
@@ -150,7 +159,7 @@ TEST_P(StateDType, StreamsKeepTheSameStates) {
   constexpr int kSteps = 20;
   const auto executor = Make();
   const Program& program = executor->program();
-  if (HasExperts(program) || AmplifiesRounding(program)) {
+  if (IsSensitive(program)) {
     GTEST_SKIP() << "the batches' rounding alone changes its rows by more";
   }
   std::vector<DecodeRow> decode(kRows);
@@ -224,8 +233,9 @@ TEST_P(StateDType, LogitsStayNearThoseOfF32States) {
   const double agreement = static_cast<double>(agreed) / static_cast<double>(rows);
   std::cout << "mean KL from f32 states " << kl << " nats, same most likely token " << agreed
             << " of " << rows << "\n";
-  EXPECT_LE(kl, std::get<2>(GetParam()) == DType::kF16 ? kF16Kl : kBf16Kl);
-  EXPECT_GE(agreement, kAgreement);
+  const Bounds& bounds = IsSensitive(executor->program()) ? kSensitive : kPlain;
+  EXPECT_LE(kl, std::get<2>(GetParam()) == DType::kF16 ? bounds.f16_kl : bounds.bf16_kl);
+  EXPECT_GE(agreement, bounds.agreement);
 }
 
 TEST_P(StateDType, ExactModeRefusesIt) {
