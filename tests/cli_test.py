@@ -44,6 +44,8 @@ class ProgramTest(CommandTest):
         self.fail_with(USAGE, [str(2**80)], "generate", "-m", "x", "-p", "x", "-n", 2**80)
         self.fail_with(USAGE, ["--prompt"], "generate", "-m", "x")
         self.fail_with(USAGE, ["--device"], "generate", "-m", "x", "-p", "x", "--device", "abacus")
+        self.fail_with(USAGE, ["--state-dtype"], "generate", "-m", "x", "-p", "x",
+                       "--state-dtype", "f8")
 
     def test_closed_output_is_quiet(self) -> None:
         reader, writer = os.pipe()
@@ -213,6 +215,8 @@ class GenerateTest(CommandTest):
         for tokens in ("1,x", "-1", str(2**60), "1.5", ",", "4096", "99999"):
             self.fail_with(ERROR, [], "generate", "-m", DEMO, f"--tokens={tokens}", "-n", "1")
         self.fail_with(ERROR, ["CUDA"], "generate", "-m", DEMO, "-p", "x", "--device", "cuda")
+        self.fail_with(ERROR, ["CPU", "--state-dtype bf16"], "generate", "-m", DEMO, "-p", "x",
+                       "--device", "cpu", "--state-dtype", "bf16")
 
     @needs_kit
     def test_tokens_without_a_tokenizer(self) -> None:
@@ -224,6 +228,11 @@ class GenerateTest(CommandTest):
         ids = [int(i) for i in done.stdout.replace(",", " ").split()]
         self.assertEqual(ids, list(expected["greedy_0"][1][:8]))
         self.fail_with(ERROR, ["tokenizer.json"], "generate", "-m", CASE, "-p", "x")
+
+    @needs_kit
+    def test_state_dtype_of_a_model_without_such_states(self) -> None:
+        self.fail_with(ERROR, ["llama", "--state-dtype f16"], "generate", "-m",
+                       CASE.parent / "llama", "--tokens", "1", "-n", "1", "--state-dtype", "f16")
 
 
 class LogitsTest(CommandTest):

@@ -227,6 +227,7 @@ class BenchTest(CommandTest):
         self.assertAlmostEqual(report["attained_bytes_per_second"] / attained, 1, places=6)
         self.assertGreater(report["read_bandwidth_bytes_per_second"], 1e8)
         self.assertGreater(report["peak_resident_bytes"], 1 << 20)
+        self.assertEqual(report["state_dtype"], "f32")
 
     def test_profile(self) -> None:
         flags = ("-m", DEMO, "--device", "cpu", "--json")

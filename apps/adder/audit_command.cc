@@ -130,6 +130,7 @@ void AddAuditCommand(CLI::App& program) {
   command->add_option("--compute", options->model.compute, "fast, or f32: exact activations")
       ->check(CLI::IsMember({"fast", "f32"}))
       ->capture_default_str();
+  AddStateDTypeOption(*command, options->model);
   command->add_option("--batch", options->batch, "Sequences decoded together")
       ->check(CheckWholeNumber)
       ->capture_default_str();

@@ -123,7 +123,8 @@ Json Report(const Options& options, const LoadedModel& model, const DecodeBenchR
           {"read_bandwidth_bytes_per_second", probe.bytes_per_second},
           {"bandwidth_fraction", attained / probe.bytes_per_second},
           {"peak_resident_bytes", peak_bytes},
-          {"load_seconds", model.load_seconds}};
+          {"load_seconds", model.load_seconds},
+          {"state_dtype", options.model.state_dtype}};
 }
 
 std::string CsvField(const Json& value) {

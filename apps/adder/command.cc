@@ -43,6 +43,15 @@ std::string CheckWholeNumber(const std::string& text) {
   return text + " is not a whole number of at most 64 bits";
 }
 
+void AddStateDTypeOption(CLI::App& command, ModelOptions& options) {
+  command
+      .add_option("--state-dtype", options.state_dtype,
+                  "How a GPU keeps Mamba-2 states; f16 and bf16 halve them and round them at every "
+                  "step, f16 less")
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+      ->capture_default_str();
+}
+
 void AddDeviceOptions(CLI::App& command, ModelOptions& options, bool with_reference) {
   std::vector<std::string> devices = {"auto", "cpu", "cuda"};
   if (with_reference) devices.push_back("reference");
@@ -56,6 +65,7 @@ void AddDeviceOptions(CLI::App& command, ModelOptions& options, bool with_refere
                   "f32: exact activations; fast: activations rounded to int8 (CPU) or bf16 (CUDA)")
       ->check(CLI::IsMember({"f32", "fast"}))
       ->capture_default_str();
+  AddStateDTypeOption(command, options);
   command.add_option("--threads", options.threads, "CPU threads; 0: one per core")
       ->check(CLI::Range(0, kMaxThreads))
       ->capture_default_str();
@@ -100,6 +110,7 @@ LoadedModel Load(const ModelOptions& options) {
                 : options.device == "reference" ? Device::kReference
                                                 : Device::kCpu;
   load.compute = options.compute == "f32" ? Compute::kF32 : Compute::kFast;
+  load.state_dtype = ParseStateDType(options.state_dtype);
   load.threads = options.threads;
   load.progress = [&](double fraction) { bar.Update(fraction); };
   return LoadModel(options.model, load);

@@ -43,11 +43,14 @@ struct ModelOptions {
   std::string model;
   std::string device = "auto";
   std::string compute = "fast";
+  std::string state_dtype = "f32";
   int threads = 0;
 };
 // -m/--model.
 CLI::Option* AddModelOption(CLI::App& command, std::string& model);
-// --device (auto, cpu, cuda and, where wanted, reference), --compute and --threads.
+// --state-dtype.
+void AddStateDTypeOption(CLI::App& command, ModelOptions& options);
+// --device (auto, cpu, cuda and, where wanted, reference), --compute, --state-dtype and --threads.
 void AddDeviceOptions(CLI::App& command, ModelOptions& options, bool with_reference = false);
 
 struct SamplingOptions {

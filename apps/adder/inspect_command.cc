@@ -43,7 +43,7 @@ std::vector<LayerRow> LayerTable(const Program& program) {
     return layers[plan.blocks[static_cast<size_t>(block)].layer];
   };
   for (const RecurrentState& state : program.layout.recurrent) {
-    layer_of(state.block).state_bytes += state.size * static_cast<int64_t>(sizeof(float));
+    layer_of(state.block).state_bytes += state.bytes();
   }
   for (const KvState& kv : program.layout.kv) {
     layer_of(kv.block).kv_bytes +=

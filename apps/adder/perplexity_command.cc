@@ -48,7 +48,8 @@ void Run(const Options& options) {
                {"window", measure.window},
                {"windows", result.windows},
                {"begin_id", measure.begin_id < 0 ? Json() : Json(measure.begin_id)},
-               {"compute", options.model.compute}});
+               {"compute", options.model.compute},
+               {"state_dtype", options.model.state_dtype}});
     return;
   }
   const std::string begin =

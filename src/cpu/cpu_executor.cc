@@ -825,6 +825,7 @@ class CpuExecutor : public HostExecutor {
 }  // namespace
 
 std::unique_ptr<Executor> MakeCpuExecutor(Program program, const CpuOptions& options) {
+  RequireF32States(program.layout, "The CPU backend");
   UseSimdTargetFromEnvironment();
   return std::make_unique<CpuExecutor>(std::move(program), options);
 }

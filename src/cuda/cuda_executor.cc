@@ -63,7 +63,10 @@ class CudaExecutor : public Executor {
   }
 
   std::string Description() const override {
-    return Concat("cuda (", device_.name, f32_ ? ", f32)" : ")");
+    const DType states = program_.layout.mamba2_dtype;
+    return Concat("cuda (", device_.name, f32_ ? ", f32" : "",
+                  states == DType::kF32 ? "" : Concat(", ", StateDTypeName(states), " states"),
+                  ")");
   }
   const Program& program() const override { return program_; }
 
@@ -372,6 +375,10 @@ std::unique_ptr<Executor> MakeCudaExecutor(Program program, const CudaOptions& o
   std::string reason;
   if (!CudaAvailable(&reason)) Fail("Cannot use --device cuda: ", reason, ". Use --device cpu.");
   cuda::CheckSupported(program);
+  if (options.f32 && program.layout.mamba2_dtype != DType::kF32) {
+    Fail("--compute f32 is exact, and --state-dtype ", StateDTypeName(program.layout.mamba2_dtype),
+         " rounds states; leave one of them out.");
+  }
   return std::make_unique<cuda::CudaExecutor>(std::move(program), options);
 }
 

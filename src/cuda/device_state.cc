@@ -114,8 +114,9 @@ DeviceState::DeviceState(const Program& program, bool kv_bf16, const Stream& str
   for (const RecurrentState& state : layout.recurrent) {
     recurrent_offsets_.push_back(floats);
     is_ring_.push_back(state.name == "conv" && state.shape.front() > 0);
-    const int64_t size =
-        is_ring_.back() ? state.size / state.shape.front() * (state.shape.front() + 1) : state.size;
+    const int64_t size = is_ring_.back()
+                             ? state.size / state.shape.front() * (state.shape.front() + 1)
+                             : state.floats();
     floats += AlignedFloats(size);
   }
   slot_bytes_ = static_cast<size_t>(std::max(floats, kAlignFloats)) * sizeof(float);
@@ -274,7 +275,7 @@ void DeviceState::ForEachRecurrentRun(HostState& host, SequenceId id, int64_t po
     const RecurrentState& state = layout.recurrent[i];
     float* values = host.Recurrent(id, static_cast<int>(i));
     if (!is_ring_[i]) {
-      visit(values, recurrent_offsets_[i], state.size);
+      visit(values, recurrent_offsets_[i], state.floats());
       continue;
     }
     const int64_t rows = state.shape.front();

@@ -57,6 +57,7 @@ class DeviceState {
   // Offset of layout.kv[index] in a page, in bytes.
   long long KvOffset(int index) const { return kv_offsets_.at(static_cast<size_t>(index)); }
   bool kv_bf16() const { return kv_bf16_; }
+  DType mamba2_dtype() const { return program_.layout.mamba2_dtype; }
 
  private:
   struct Page;

@@ -67,6 +67,7 @@ Mamba2Params ScanParams(const Mamba2& m, int ssm_state, const DeviceWeights& wei
   params.a = weights.vector(m.a);
   params.d = weights.vector(m.d);
   params.ssm_offset = state.RecurrentOffset(ssm_state);
+  params.ssm_dtype = state.mamba2_dtype();
   params.runs = slice.runs;
   params.run_count = slice.run_count;
   return params;

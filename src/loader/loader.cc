@@ -50,6 +50,21 @@ void RequireDevice(Device device) {
 #endif
 }
 
+// The plan's program, with Mamba-2 states as `dtype`.
+Program Lower(const OpenedModel& opened, DType dtype) {
+  Program program = LowerPlan(opened.plan, opened.weights);
+  if (dtype == DType::kF32) return program;
+  program.layout = MakeStateLayout(*opened.plan, dtype);
+  const auto& states = program.layout.recurrent;
+  if (std::none_of(states.begin(), states.end(),
+                   [=](const RecurrentState& state) { return state.dtype == dtype; })) {
+    Fail(opened.directory.string(), " (", opened.plan->family,
+         ") has no Mamba-2 states that --state-dtype ", StateDTypeName(dtype),
+         " could apply to; leave it out.");
+  }
+  return program;
+}
+
 }  // namespace
 
 Device DefaultDevice() {
@@ -80,7 +95,7 @@ LoadedModel LoadModel(const std::string& name, const LoadOptions& options) {
   model.end_ids = text::EndOfSequenceIds(opened.directory, model.tokenizer.get());
   model.begin_id = ReadBeginId(opened.directory);
   model.sampling = ReadSamplingDefaults(opened.directory);
-  model.executor = MakeExecutor(LowerPlan(opened.plan, opened.weights), options);
+  model.executor = MakeExecutor(Lower(opened, options.state_dtype), options);
   model.load_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;

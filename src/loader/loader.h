@@ -40,6 +40,9 @@ Device DefaultDevice();
 struct LoadOptions {
   Device device = Device::kCpu;
   Compute compute = Compute::kFast;
+  // Of Mamba-2 states: f16 and bf16 halve them, which rounds them at every step. They need
+  // Device::kCuda and Compute::kFast.
+  DType state_dtype = DType::kF32;
   int threads = 0;  // 0: one per core
   // Called as weights are loaded, which takes nearly all the time, with the part that is done, in
   // [0, 1]. May be empty.
@@ -57,7 +60,8 @@ struct LoadedModel {
   double load_seconds = 0;
 };
 
-// Throws Error for a bad model, a device this build lacks, or a bad number of threads.
+// Throws Error for a bad model, a device this build lacks, a bad number of threads, or a
+// `state_dtype` that the model or its backend has no use for.
 LoadedModel LoadModel(const std::string& name, const LoadOptions& options = {});
 
 // The tokenizer in a model's directory; null when there is none.

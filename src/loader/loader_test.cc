@@ -119,5 +119,20 @@ TEST_F(DemoModel, LoadsWithRisingProgress) {
   EXPECT_EQ(model.end_ids, std::vector<int32_t>{0});
 }
 
+TEST_F(DemoModel, NarrowStatesNeedAGpu) {
+  LoadOptions options;
+  options.state_dtype = DType::kF16;
+  for (const Device device : {Device::kCpu, Device::kReference}) {
+    options.device = device;
+    try {
+      LoadModel(kDirectory, options);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("--state-dtype f16"), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace adder

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/error.h"
+
 namespace adder {
 namespace {
 
@@ -33,18 +35,21 @@ int StateLayout::FindKv(int block, int mixer) const {
   return -1;
 }
 
-StateLayout MakeStateLayout(const Plan& plan) {
+StateLayout MakeStateLayout(const Plan& plan, DType mamba2_dtype) {
   StateLayout layout;
-  const auto add = [&layout](int block, int mixer, const char* name, Shape shape) {
+  layout.mamba2_dtype = mamba2_dtype;
+  const auto add = [&layout](int block, int mixer, const char* name, Shape shape,
+                             DType dtype = DType::kF32) {
     RecurrentState state;
     state.block = block;
     state.mixer = mixer;
     state.name = name;
+    state.dtype = dtype;
     state.size = 1;
     for (int64_t dim : shape) state.size *= dim;  // bounded by ValidatePlan
     state.shape = std::move(shape);
     state.offset = layout.recurrent_floats;
-    layout.recurrent_floats += RoundUp16(state.size);
+    layout.recurrent_floats += RoundUp16(state.floats());
     layout.recurrent.push_back(std::move(state));
   };
   for (int block = 0; block < static_cast<int>(plan.blocks.size()); ++block) {
@@ -52,7 +57,7 @@ StateLayout MakeStateLayout(const Plan& plan) {
     for (int mixer = 0; mixer < static_cast<int>(mixers.size()); ++mixer) {
       if (const auto* mamba = std::get_if<Mamba2>(&mixers[mixer])) {
         add(block, mixer, "conv", {mamba->d_conv - 1, mamba->conv_channels()});
-        add(block, mixer, "ssm", {mamba->heads, mamba->d_state, mamba->head_dim});
+        add(block, mixer, "ssm", {mamba->heads, mamba->d_state, mamba->head_dim}, mamba2_dtype);
       } else if (const auto* selective = std::get_if<Mamba1>(&mixers[mixer])) {
         add(block, mixer, "conv", {selective->d_conv - 1, selective->inner});
         add(block, mixer, "ssm", {selective->d_state, selective->inner});
@@ -84,6 +89,17 @@ StateLayout MakeStateLayout(const Plan& plan) {
     }
   }
   return layout;
+}
+
+const char* StateDTypeName(DType dtype) {
+  return dtype == DType::kF16 ? "f16" : dtype == DType::kBF16 ? "bf16" : "f32";
+}
+
+DType ParseStateDType(const std::string& name) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    if (name == StateDTypeName(dtype)) return dtype;
+  }
+  Fail("States are kept as f32, f16 or bf16, not as '", name, "'.");
 }
 
 }  // namespace adder

@@ -5,11 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
 #include "model/plan.h"
 
 namespace adder {
 
-// One recurrent state of one mixer inside a sequence's recurrent slot (f32).
+// One recurrent state of one mixer inside a sequence's recurrent slot.
 struct RecurrentState {
   int block = 0;
   int mixer = 0;
@@ -21,7 +22,13 @@ struct RecurrentState {
   std::string name;
   Shape shape;
   int64_t offset = 0;  // in floats from the start of the slot; a multiple of 16
-  int64_t size = 0;    // in floats
+  int64_t size = 0;    // in elements
+  // f32; of Mamba-2's "ssm" what the layout was made for. Narrower elements lie packed in floats,
+  // the last of which may have room left.
+  DType dtype = DType::kF32;
+
+  int64_t bytes() const { return size * static_cast<int64_t>(DTypeSize(dtype)); }
+  int64_t floats() const { return (bytes() + 3) / 4; }
 };
 
 // Keys and values of one attention mixer: pages hold the keys of all their positions, kv_heads *
@@ -44,6 +51,7 @@ struct StateLayout {
   std::vector<KvState> kv;
   int64_t recurrent_floats = 0;  // of one slot, a multiple of 16
   int64_t page_positions = 64;   // token positions per KV page
+  DType mamba2_dtype = DType::kF32;
 
   int64_t recurrent_bytes() const { return recurrent_floats * 4; }
   // f32 bytes that one position adds over all attention mixers.
@@ -53,6 +61,12 @@ struct StateLayout {
   int FindKv(int block, int mixer) const;
 };
 
-StateLayout MakeStateLayout(const Plan& plan);
+// Keeps Mamba-2's "ssm" states as `mamba2_dtype`: f32, f16 or bf16.
+StateLayout MakeStateLayout(const Plan& plan, DType mamba2_dtype = DType::kF32);
+
+// "f32", "f16" or "bf16": how options and reports call a dtype of states.
+const char* StateDTypeName(DType dtype);
+// The dtype of such a name. Throws Error for another.
+DType ParseStateDType(const std::string& name);
 
 }  // namespace adder

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "core/error.h"
+
 namespace adder {
 namespace {
 
@@ -47,6 +49,43 @@ TEST(StateLayout, PlacesStatesWithoutOverlap) {
   EXPECT_EQ(layout.recurrent[4].offset, 128 + 96 + 64);
   EXPECT_EQ(layout.recurrent_floats, 128 + 96 + 64 + 128 + 96);
   EXPECT_EQ(layout.recurrent_bytes(), 4 * 512);
+}
+
+TEST(StateLayout, KeepsMamba2StatesAsAsked) {
+  Plan plan = MixedPlan();
+  Mamba1 selective;
+  selective.inner = 6;
+  selective.d_state = 5;
+  selective.d_conv = 4;
+  plan.blocks[1].mixers.push_back(selective);
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    const StateLayout layout = MakeStateLayout(plan, dtype);
+    EXPECT_EQ(layout.mamba2_dtype, dtype);
+    ASSERT_EQ(layout.recurrent.size(), 8u);
+    // Windows stay f32, and so do Mamba-1's states.
+    for (const size_t i : {0, 2, 4, 5, 6}) {
+      EXPECT_EQ(layout.recurrent[i].dtype, DType::kF32) << i;
+      EXPECT_EQ(layout.recurrent[i].bytes(), layout.recurrent[i].size * 4) << i;
+    }
+    EXPECT_EQ(layout.recurrent[5].name, "ssm");
+    EXPECT_EQ(layout.recurrent[1].dtype, dtype);
+    EXPECT_EQ(layout.recurrent[1].shape, (Shape{6, 5, 3}));
+    EXPECT_EQ(layout.recurrent[1].size, 90);
+    EXPECT_EQ(layout.recurrent[1].bytes(), 180);
+    EXPECT_EQ(layout.recurrent[1].floats(), 45);
+    EXPECT_EQ(layout.recurrent[2].offset, 128 + 48);
+    EXPECT_EQ(layout.recurrent[3].floats(), 30);
+    EXPECT_EQ(layout.recurrent[4].offset, 128 + 48 + 32);
+    EXPECT_EQ(layout.recurrent[5].offset, 128 + 48 + 32 + 32);
+    EXPECT_EQ(layout.recurrent_floats, 128 + 48 + 32 + 32 + 32 + 128 + 48);
+  }
+}
+
+TEST(StateLayout, NamesOfDTypes) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    EXPECT_EQ(ParseStateDType(StateDTypeName(dtype)), dtype);
+  }
+  for (const char* name : {"", "F16", "fp16", "f64"}) EXPECT_THROW(ParseStateDType(name), Error);
 }
 
 TEST(StateLayout, ListsKeysAndValues) {

@@ -190,8 +190,9 @@ class Costing {
   // The recurrence of Mamba-2. Per state element: decay multiply, input multiply, add, output
   // multiply, add. Per channel: the skip's multiply and add, and the gate's multiply.
   OpCost Scan(const Mamba2& m) const {
+    const auto element_bytes = static_cast<int64_t>(DTypeSize(program_.layout.mamba2_dtype));
     return {VectorBytes(m.dt_bias) + VectorBytes(m.a) + VectorBytes(m.d),
-            work_.sequences * 2 * m.inner() * m.d_state * kFloatBytes,
+            work_.sequences * 2 * m.inner() * m.d_state * element_bytes,
             work_.tokens * (5 * m.inner() * m.d_state + 3 * m.inner())};
   }
 

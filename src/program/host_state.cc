@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <unordered_set>
 
@@ -95,11 +96,19 @@ uint64_t Fingerprint(const StateLayout& layout) {
 struct Header {
   char magic[8];
   uint32_t version;
-  uint32_t reserved;
+  uint32_t mamba2_dtype;  // 0: f32, 1: f16, 2: bf16
   uint64_t fingerprint;
   int64_t position;
 };
 static_assert(sizeof(Header) == 32);
+
+constexpr DType kMamba2DTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+
+uint32_t DTypeNumber(const StateLayout& layout) {
+  const auto* found =
+      std::find(std::begin(kMamba2DTypes), std::end(kMamba2DTypes), layout.mamba2_dtype);
+  return static_cast<uint32_t>(found - std::begin(kMamba2DTypes));
+}
 
 int64_t PagesFor(int64_t positions, int64_t page_positions) {
   return (positions + page_positions - 1) / page_positions;
@@ -238,7 +247,7 @@ std::vector<std::byte> HostState::Export(SequenceId sequence) const {
   const auto kv_bytes = static_cast<size_t>(state.position * layout_.kv_bytes_per_position());
   std::vector<std::byte> bytes(sizeof(Header) + state.recurrent.bytes() + kv_bytes +
                                sizeof(uint64_t));
-  Header header{{}, kVersion, 0, Fingerprint(layout_), state.position};
+  Header header{{}, kVersion, DTypeNumber(layout_), Fingerprint(layout_), state.position};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   std::byte* out = bytes.data();
   const auto append = [&out](const void* data, size_t size) {
@@ -266,9 +275,15 @@ SequenceId HostState::Import(std::span<const std::byte> bytes) {
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
     Fail("Cannot restore a sequence: the bytes are not an exported sequence state.");
   }
-  if (header.version != kVersion || header.reserved != 0) {
+  if (header.version != kVersion || header.mamba2_dtype >= std::size(kMamba2DTypes)) {
     Fail("Cannot restore a sequence: its state has format version ", header.version,
          "; this build reads version ", kVersion, ".");
+  }
+  if (header.mamba2_dtype != DTypeNumber(layout_)) {
+    const char* name = StateDTypeName(kMamba2DTypes[header.mamba2_dtype]);
+    Fail("Cannot restore a sequence: its Mamba-2 states were kept as ", name,
+         ", and this model keeps them as ", StateDTypeName(layout_.mamba2_dtype),
+         ". Load the model with --state-dtype ", name, ".");
   }
   if (header.fingerprint != Fingerprint(layout_)) {
     Fail("Cannot restore a sequence: its state belongs to a model with another state layout.");
@@ -327,6 +342,12 @@ const HostState::Sequence& HostState::Get(SequenceId sequence) const {
     Fail("There is no sequence ", sequence, ": it was never created, or has been freed.");
   }
   return *found->second;
+}
+
+void RequireF32States(const StateLayout& layout, const char* backend) {
+  if (layout.mamba2_dtype == DType::kF32) return;
+  Fail(backend, " keeps states as f32 only; use --device cuda for --state-dtype ",
+       StateDTypeName(layout.mamba2_dtype), ", or leave that out.");
 }
 
 }  // namespace adder

@@ -28,8 +28,8 @@ class HostState {
   // The recurrent slot is copied, KV pages are shared until one of the two writes to them.
   SequenceId Copy(SequenceId sequence);
   int64_t Position(SequenceId sequence) const;
-  // A header (magic, format version, fingerprint of the layout, position), the recurrent slot, the
-  // KV of every position, and a checksum.
+  // A header (magic, format version, dtype of Mamba-2 states, fingerprint of the layout, position),
+  // the recurrent slot, the KV of every position, and a checksum.
   std::vector<std::byte> Export(SequenceId sequence) const;
   // Throws Error, with nothing changed, for anything but the bytes of an Export of the same layout.
   SequenceId Import(std::span<const std::byte> bytes);
@@ -43,7 +43,8 @@ class HostState {
   // Moves the position forward after `count` tokens were processed (reserved before).
   void Advance(SequenceId sequence, int64_t count);
 
-  // layout().recurrent[index] of the sequence. On a 64-byte boundary, as the layout's offsets are.
+  // layout().recurrent[index] of the sequence, its bits as floats where its dtype is another. On a
+  // 64-byte boundary, as the layout's offsets are.
   float* Recurrent(SequenceId sequence, int index);
   // Keys, key_width() per position, of the page with positions
   // [page * page_positions, (page + 1) * page_positions) of layout().kv[index].
@@ -64,5 +65,8 @@ class HostState {
   SequenceId next_id_ = 0;
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
 };
+
+// Throws Error, naming the backend ("The interpreter"), for a layout with states that are not f32.
+void RequireF32States(const StateLayout& layout, const char* backend);
 
 }  // namespace adder

@@ -48,6 +48,65 @@ void Append(HostState& state, SequenceId id, int64_t count, float salt) {
   state.Advance(id, count);
 }
 
+// The same with Mamba-2 states of 16 bits: 24 elements in 12 floats.
+StateLayout NarrowLayout(DType dtype) {
+  StateLayout layout = TestLayout();
+  layout.mamba2_dtype = layout.recurrent[1].dtype = dtype;
+  layout.recurrent_floats = 48;
+  return layout;
+}
+
+TEST(HostState, NarrowStatesComeBackBitwise) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    HostState state(NarrowLayout(dtype));
+    const SequenceId id = state.Create();
+    Append(state, id, 3, 0.5f);
+    // Any bits, those of NaNs too.
+    std::vector<uint16_t> elements;
+    for (int i = 0; i < 24; ++i) elements.push_back(static_cast<uint16_t>(0xff81u - 2741u * i));
+    std::memcpy(state.Recurrent(id, 1), elements.data(), 48);
+    const std::vector<std::byte> bytes = state.Export(id);
+    // 12 + 10 + 7 floats a position; header and checksum.
+    EXPECT_EQ(bytes.size(), size_t{32 + 48 * 4 + 3 * (12 + 10 + 7) * 4 + 8});
+    const SequenceId imported = state.Import(bytes);
+    EXPECT_EQ(std::memcmp(state.Recurrent(imported, 1), elements.data(), 48), 0);
+    EXPECT_EQ(state.Export(imported), bytes);
+  }
+}
+
+TEST(HostState, StatesOfAnotherDTypeAreAnError) {
+  const auto exported = [](DType dtype) {
+    HostState state(dtype == DType::kF32 ? TestLayout() : NarrowLayout(dtype));
+    return state.Export(state.Create());
+  };
+  HostState state(NarrowLayout(DType::kF16));
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    try {
+      state.Import(exported(dtype));
+      FAIL();
+    } catch (const Error& error) {
+      const std::string advice = Concat("--state-dtype ", StateDTypeName(dtype), ".");
+      EXPECT_NE(std::string(error.what()).find(advice), std::string::npos) << error.what();
+    }
+  }
+  std::vector<std::byte> unknown = exported(DType::kF16);
+  unknown[12] = std::byte{3};
+  EXPECT_THROW(state.Import(unknown), Error);
+  EXPECT_EQ(state.Bytes(), 0);
+}
+
+TEST(HostState, BackendsOfF32StatesRefuseOthers) {
+  RequireF32States(TestLayout(), "The interpreter");
+  try {
+    RequireF32States(NarrowLayout(DType::kBF16), "The interpreter");
+    FAIL();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("The interpreter"), std::string::npos) << message;
+    EXPECT_NE(message.find("--state-dtype bf16"), std::string::npos) << message;
+  }
+}
+
 TEST(HostState, NewSequencesAreZeroAndAligned) {
   HostState state(TestLayout());
   const SequenceId id = state.Create();

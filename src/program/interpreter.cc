@@ -835,6 +835,7 @@ class Interpreter : public HostExecutor {
 }  // namespace
 
 std::unique_ptr<Executor> MakeInterpreter(Program program) {
+  RequireF32States(program.layout, "The interpreter");
   return std::make_unique<Interpreter>(std::move(program));
 }
 

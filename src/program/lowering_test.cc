@@ -179,6 +179,10 @@ TEST(Cost, HandComputed) {
   EXPECT_EQ(scan.weight_bytes, (4 * 32 + 32 + 12) * 4);
   EXPECT_EQ(scan.state_bytes, 2 * 2 * (3 * 32 + 60) * 4);
   EXPECT_EQ(scan.flops, 6 * (2 * 4 * 32 + 5 * 60 + 3 * 12));
+  Program narrow = program;
+  narrow.layout = MakeStateLayout(*program.plan, DType::kF16);
+  EXPECT_EQ(CostOf(narrow, program.FindOp("layers.0.mamba2.scan"), 6, 2, 100).state_bytes,
+            2 * 2 * (3 * 32 * 4 + 60 * 2));
   // k and v of 2 heads x 6: 24 floats a position; 3 and 2 new tokens after 10.
   const OpCost attend = cost("layers.1.attention.attend", 5, 2, 10);
   EXPECT_EQ(attend.weight_bytes, 0);

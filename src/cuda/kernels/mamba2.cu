@@ -30,7 +30,7 @@ namespace {
 constexpr int kScanTokens = 16;
 
 // kGates: p.gates. kBeside: p.beside_previous.
-template <int kTaps, bool kVector, bool kGates = true, bool kBeside = false>
+template <class Stored, int kTaps, bool kVector, bool kGates = true, bool kBeside = false>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2StepKernel(const __grid_constant__ Mamba2Params p) {
   struct alignas(16) OfWarp {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   // Known at compile time for the usual window: short code.
   const int d_conv = kTaps == kMaxTaps ? p.d_conv : kTaps;
   float* ring = run.recurrent + p.conv_offset;
-  float* states = StateOf(p, place, run.recurrent);
+  Stored* states = StateOf<Stored>(p, place, run.recurrent);
   float4 state[kRows];
   LoadState<kVector>(state, states, p, place);
   const int row = place.warp * kWarpRows + place.lane;  // whose B and C this lane convolves
@@ -158,7 +158,7 @@ struct ScanShared {
   }
 };
 
-template <bool kVector>
+template <class Stored, bool kVector>
 __global__ void __launch_bounds__(kMaxThreads)
     Mamba2ScanKernel(const __grid_constant__ Mamba2Params p, const float* convolved) {
   extern __shared__ float4 shared_memory[];
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   const Place place = FindPlace(p, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
   const SequenceRun run = p.runs[blockIdx.z];
   const int channels = p.conv_channels();
-  float* states = StateOf(p, place, run.recurrent);
+  Stored* states = StateOf<Stored>(p, place, run.recurrent);
   float4 state[kRows];
   LoadState<kVector>(state, states, p, place);
   PdlWait();
@@ -267,12 +267,14 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
     return LaunchMamba2BatchStep(params, stream);
   }
   const bool vectors = params.head_dim % 4 == 0;
-  const auto kernel = !params.gates            ? vectors ? Mamba2StepKernel<kMaxTaps, true, false>
-                                                         : Mamba2StepKernel<kMaxTaps, false, false>
-                                 : !vectors ? Mamba2StepKernel<kMaxTaps, false>
-                      : params.d_conv != 4     ? Mamba2StepKernel<kMaxTaps, true>
-                      : params.beside_previous ? Mamba2StepKernel<4, true, true, true>
-                                               : Mamba2StepKernel<4, true>;
+  const auto kernel = WithStored(params.ssm_dtype, [&]<class Stored>() {
+    return !params.gates            ? vectors ? Mamba2StepKernel<Stored, kMaxTaps, true, false>
+                                              : Mamba2StepKernel<Stored, kMaxTaps, false, false>
+                      : !vectors ? Mamba2StepKernel<Stored, kMaxTaps, false>
+           : params.d_conv != 4     ? Mamba2StepKernel<Stored, kMaxTaps, true>
+           : params.beside_previous ? Mamba2StepKernel<Stored, 4, true, true, true>
+                                    : Mamba2StepKernel<Stored, 4, true>;
+  });
   Launch("the Mamba-2 step kernel", kernel, GridOf(params),
          dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params);
 }
@@ -299,7 +301,10 @@ void LaunchMamba2Scan(const Mamba2Params& params, const float* convolved, cudaSt
   const int warps = WarpsOf(params);
   const size_t shared =
       sizeof(float) * kScanTokens * static_cast<size_t>(ScanShared::FloatsPerToken(warps));
-  const auto kernel = params.head_dim % 4 != 0 ? Mamba2ScanKernel<false> : Mamba2ScanKernel<true>;
+  const auto kernel = WithStored(params.ssm_dtype, [&]<class Stored>() {
+    return params.head_dim % 4 != 0 ? Mamba2ScanKernel<Stored, false>
+                                    : Mamba2ScanKernel<Stored, true>;
+  });
   if (shared > 48 * 1024) {
     Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shared)),

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
 #include "cuda/kernels/sequence_table.h"
 
 namespace adder::cuda {
@@ -14,7 +15,7 @@ namespace adder::cuda {
 //   conv_offset  a ring [d_conv][conv_channels]: the inputs at position p lie in row p % d_conv.
 //                With one row more than the window, a step never writes what it reads, so blocks
 //                need not agree on who rolls the window. Unused with d_conv = 1.
-//   ssm_offset   [heads, d_state, head_dim]
+//   ssm_offset   [heads, d_state, head_dim] of ssm_dtype
 struct Mamba2Params {
   int heads = 0;
   int head_dim = 0;
@@ -53,6 +54,8 @@ struct Mamba2Params {
   // dt_stride]; null: in `projected`.
   const float* dt = nullptr;
   int dt_stride = 0;
+  // Of the states in memory: f32, f16 or bf16. Rounded once per launch (see stored_state.cuh).
+  DType ssm_dtype = DType::kF32;
 
   __host__ __device__ int inner() const { return heads * head_dim; }
   __host__ __device__ int conv_channels() const { return inner() + 2 * groups * d_state; }
@@ -74,7 +77,8 @@ void LaunchCausalConv(const Mamba2Params& params, int most_tokens, float* convol
 void LaunchMamba2Scan(const Mamba2Params& params, const float* convolved, cudaStream_t stream);
 
 // Any number of tokens per run, at most `most_tokens`. `convolved` [rows, conv_channels] is
-// scratch. A token's result is bitwise that of LaunchMamba2Step.
+// scratch. A token's result is bitwise that of LaunchMamba2Step where states are f32; narrower ones
+// are rounded once per launch.
 void LaunchMamba2Prefill(const Mamba2Params& params, int most_tokens, float* convolved,
                          cudaStream_t stream);
 

@@ -22,6 +22,7 @@
 #include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/conv_step.cuh"
 #include "cuda/kernels/mamba2_chunks.cuh"
+#include "cuda/kernels/stored_state.cuh"
 
 namespace adder::cuda {
 namespace {
@@ -241,6 +242,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Two neighbours of a state in memory.
+template <class Stored>
+using TwoStored = std::conditional_t<std::is_same_v<Stored, float>, float2, unsigned>;
+
+template <class Stored>
 __global__ void __launch_bounds__(kPassThreads)
     PassStatesKernel(const __grid_constant__ Mamba2ChunkParams c, int state_blocks) {
   const Mamba2Params& p = c.mixer;
@@ -266,8 +272,13 @@ __global__ void __launch_bounds__(kPassThreads)
   const int element = static_cast<int>(blockIdx.x) * kPassThreads + static_cast<int>(threadIdx.x);
   if (element >= per_piece) return;
   const int head = element / per_head;
-  float2* slot = reinterpret_cast<float2*>(run.recurrent + p.ssm_offset) + element;
-  float2 state = *slot;
+  auto* slot = reinterpret_cast<TwoStored<Stored>*>(run.recurrent + p.ssm_offset) + element;
+  float2 state;
+  if constexpr (std::is_same_v<Stored, float>) {
+    state = *slot;
+  } else {
+    state = WidenPair<Stored>(*slot);
+  }
   const float2* steps = c.steps + static_cast<long long>(head) * c.rows;
   const float2* added = reinterpret_cast<const float2*>(c.added) + element;
   unsigned* before = reinterpret_cast<unsigned*>(c.before) + element;
@@ -294,7 +305,11 @@ __global__ void __launch_bounds__(kPassThreads)
       state.y = fmaf(decay, state.y, more[i].y);
     }
   }
-  *slot = state;
+  if constexpr (std::is_same_v<Stored, float>) {
+    *slot = state;
+  } else {
+    *slot = RoundPair<Stored>(state.x, state.y);
+  }
 }
 
 }  // namespace
@@ -333,8 +348,10 @@ void LaunchMamba2Chunks(const Mamba2ChunkParams& given, int multiprocessors, cud
            dim3(grid.blocks, static_cast<unsigned>(params.piece_count)), dim3(kThreads), kBytes,
            stream, params, grid.parts, grid.share);
   });
+  const auto pass_states =
+      WithStored(p.ssm_dtype, [&]<class Stored>() { return PassStatesKernel<Stored>; });
   Launch(
-      "the kernel that passes states on", PassStatesKernel,
+      "the kernel that passes states on", pass_states,
       dim3(static_cast<unsigned>(state_blocks + window_blocks), static_cast<unsigned>(p.run_count)),
       dim3(kPassThreads), 0, stream, params, state_blocks);
   LaunchMamba2Outputs(params, multiprocessors, stream);

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "cuda/kernels/kernel_test_support.h"
+#include "cuda/kernels/stored_states_for_test.h"
 
 namespace adder::cuda::test {
 namespace {
@@ -31,6 +32,7 @@ struct Case {
   int d_conv;
   std::vector<RunSize> runs;
   Inputs inputs = Inputs::kProjected;
+  DType dtype = DType::kF32;
 };
 
 double Silu(double x) { return x / (1 + std::exp(-x)); }
@@ -80,7 +82,11 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
   const size_t run_count = sizes.runs.size();
   std::vector<float> slots = numbers.Vector(run_count * slot);
   auto [runs, pieces, first_pieces, rows] = MakeChunkRuns(sizes.runs, slot, slots);
-  const DeviceArray<float> device_slots(slots);
+  p.ssm_dtype = sizes.dtype;
+  const StatesInSlots states_in_slots{slot, ssm_offset, heads * d_state * head_dim, sizes.dtype};
+  const std::vector<float> packed = states_in_slots.Packed(slots);
+  slots = states_in_slots.Widened(packed);
+  const DeviceArray<float> device_slots(packed);
   for (size_t r = 0; r < run_count; ++r) runs[r].recurrent = device_slots.data() + r * slot;
   const DeviceArray<SequenceRun> device_runs(runs);
   const DeviceArray<Piece> device_pieces(pieces);
@@ -202,7 +208,9 @@ void Mamba2ChunksTest::Compare(const Case& sizes) {
   }
 
   const std::vector<float> found = Widened(output.Download());
-  const std::vector<float> found_slots = device_slots.Download();
+  const std::vector<float> found_packed = device_slots.Download();
+  EXPECT_EQ(states_in_slots.Behind(found_packed), states_in_slots.Behind(packed));
+  const std::vector<float> found_slots = states_in_slots.Widened(found_packed);
   double worst = 0;
   for (size_t r = 0; r < run_count; ++r) {
     for (size_t h = 0; h < heads; ++h) {
@@ -261,6 +269,11 @@ TEST_F(Mamba2ChunksTest, Lightning) {
   const std::vector<RunSize> runs{{1, 3}, {129, 0}, {2, 1}, {300, 9}};
   Compare({"small heads", 4, 16, 16, 4, 1, runs, Inputs::kLightning});
   Compare({"large heads", 3, 128, 128, 3, 1, runs, Inputs::kLightning});
+}
+
+TEST_F(Mamba2ChunksTest, NarrowStates) {
+  Compare({"f16", 6, 32, 128, 2, 4, {{1, 3}, {129, 0}, {300, 9}}, Inputs::kProjected, DType::kF16});
+  Compare({"bf16", 3, 80, 96, 1, 4, {{140, 6}, {20, 0}}, Inputs::kProjected, DType::kBF16});
 }
 
 // Enough pieces for blocks to take several heads.

@@ -21,7 +21,7 @@ __device__ __forceinline__ float WeightOf(const SmallNorm& norm, int i) {
   return norm.weight == nullptr ? 1.0f : norm.weight[i];
 }
 
-template <bool kVector>
+template <class Stored, bool kVector>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2SelectedKernel(const __grid_constant__ Mamba2SelectedParams params) {
   struct alignas(16) OfWarp {
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const Mamba2Params& p = params.scan;
   const Place place = FindPlace(p, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
   const SequenceRun run = p.runs[blockIdx.z];
-  float* states = StateOf(p, place, run.recurrent);
+  Stored* states = StateOf<Stored>(p, place, run.recurrent);
   float4 state[kRows];
   LoadState<kVector>(state, states, p, place);
   const int all_states = p.groups * p.d_state;
@@ -116,9 +116,12 @@ void LaunchMamba2SelectedStep(const Mamba2SelectedParams& params, cudaStream_t s
          p.d_state, "; use --device cpu.");
   }
   const int warps = (p.d_state + kWarpRows - 1) / kWarpRows;
+  const auto kernel = WithStored(p.ssm_dtype, [&]<class Stored>() {
+    return p.head_dim % 4 == 0 ? Mamba2SelectedKernel<Stored, true>
+                               : Mamba2SelectedKernel<Stored, false>;
+  });
   Launch(
-      "the Mamba-2 step kernel behind a selection",
-      p.head_dim % 4 == 0 ? Mamba2SelectedKernel<true> : Mamba2SelectedKernel<false>,
+      "the Mamba-2 step kernel behind a selection", kernel,
       dim3(static_cast<unsigned>(p.heads), static_cast<unsigned>((p.head_dim + kPart - 1) / kPart),
            static_cast<unsigned>(p.run_count)),
       dim3(static_cast<unsigned>(warps * 32)), 0, stream, params);

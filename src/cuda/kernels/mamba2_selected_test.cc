@@ -8,6 +8,7 @@
 
 #include "core/dtype.h"
 #include "cuda/kernels/kernel_test_support.h"
+#include "cuda/kernels/stored_states_for_test.h"
 
 namespace adder::cuda::test {
 namespace {
@@ -20,6 +21,7 @@ struct Sizes {
   int dt_rank;
   bool norms;
   bool has_offset;
+  DType dtype = DType::kF32;
 };
 
 class Mamba2SelectedKernels : public KernelTest {
@@ -60,9 +62,14 @@ void Mamba2SelectedKernels::Check(const Sizes& s) {
   const auto per_head = [&](float scale, float offset) {
     return numbers.Vector(static_cast<size_t>(s.heads), scale, offset);
   };
+  scan.ssm_dtype = s.dtype;
+  const StatesInSlots states_in_slots{static_cast<size_t>(slot), 64,
+                                      static_cast<size_t>(inner * s.d_state), s.dtype};
   const std::vector<float> x = rows(p.x_stride), projected = rows(scan.projected_stride),
-                           selected = rows(p.selected_stride), slots = rows(slot),
-                           dt_bias = per_head(1, 0), a = per_head(1.5f, -1.6f), d = per_head(1, 0),
+                           selected = rows(p.selected_stride),
+                           packed = states_in_slots.Packed(rows(slot)),
+                           slots = states_in_slots.Widened(packed), dt_bias = per_head(1, 0),
+                           a = per_head(1.5f, -1.6f), d = per_head(1, 0),
                            offset = per_head(1, 0.5f);
   const std::vector<float> dt_rows = numbers.Vector(static_cast<size_t>(s.heads * s.dt_rank), 0.3f);
   const int sizes[] = {states, states, s.dt_rank};
@@ -71,8 +78,9 @@ void Mamba2SelectedKernels::Check(const Sizes& s) {
     weights[i] = numbers.Vector(static_cast<size_t>(sizes[i]), 0.5f, 1);
   }
   const DeviceArray<float> device_x(x), device_projected(projected), device_selected(selected),
-      device_slots(slots), device_dt_bias(dt_bias), device_a(a), device_d(d), device_offset(offset),
-      device_rows(dt_rows), b_weight(weights[0]), c_weight(weights[1]), dt_weight(weights[2]);
+      device_slots(packed), device_dt_bias(dt_bias), device_a(a), device_d(d),
+      device_offset(offset), device_rows(dt_rows), b_weight(weights[0]), c_weight(weights[1]),
+      dt_weight(weights[2]);
   const DeviceArray<float> output(static_cast<size_t>(kRows * scan.output_stride));
   const DeviceArray<uint16_t> rounded(static_cast<size_t>(kRows * scan.rounded_output_stride));
   std::vector<SequenceRun> runs;
@@ -101,7 +109,9 @@ void Mamba2SelectedKernels::Check(const Sizes& s) {
   stream.Synchronize();
 
   const std::vector<float> found = output.Download();
-  const std::vector<float> found_slots = device_slots.Download();
+  const std::vector<float> found_packed = device_slots.Download();
+  EXPECT_EQ(states_in_slots.Behind(found_packed), states_in_slots.Behind(packed));
+  const std::vector<float> found_slots = states_in_slots.Widened(found_packed);
   const std::vector<uint16_t> found_rounded = rounded.Download();
   std::vector<double> expected_slots(slots.begin(), slots.end());
   for (int i = 0; i < kRows; ++i) {
@@ -147,7 +157,11 @@ void Mamba2SelectedKernels::Check(const Sizes& s) {
     }
   }
   for (size_t i = 0; i < slots.size(); ++i) {
-    ASSERT_NEAR(found_slots[i], expected_slots[i], 1e-4 * (1 + std::abs(expected_slots[i]))) << i;
+    const size_t at = i % states_in_slots.slot - states_in_slots.offset;
+    const double room =
+        at < states_in_slots.count ? states_in_slots.HalfStep(expected_slots[i]) : 0;
+    ASSERT_NEAR(found_slots[i], expected_slots[i], room + 1e-4 * (1 + std::abs(expected_slots[i])))
+        << i;
   }
 }
 
@@ -155,6 +169,8 @@ TEST_F(Mamba2SelectedKernels, Step) {
   Check({4, 128, 64, 1, 128, true, false});
   Check({6, 40, 48, 2, 20, true, true});
   Check({2, 30, 16, 1, 8, false, true});
+  Check({4, 128, 64, 1, 128, true, false, DType::kF16});
+  Check({2, 30, 16, 1, 8, false, true, DType::kBF16});
 }
 
 }  // namespace

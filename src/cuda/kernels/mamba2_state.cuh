@@ -9,6 +9,7 @@
 
 #include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/mamba2.h"
+#include "cuda/kernels/stored_state.cuh"
 
 namespace adder::cuda {
 
@@ -69,45 +70,50 @@ __device__ __forceinline__ int BChannel(const Mamba2Params& p, const Place& plac
 }
 
 // This lane's first state element.
-__device__ __forceinline__ float* StateOf(const Mamba2Params& p, const Place& place,
-                                          float* recurrent) {
-  return recurrent + p.ssm_offset +
+template <class Stored>
+__device__ __forceinline__ Stored* StateOf(const Mamba2Params& p, const Place& place,
+                                           float* recurrent) {
+  return reinterpret_cast<Stored*>(recurrent + p.ssm_offset) +
          (static_cast<long long>(place.head) * p.d_state + place.first_row) * p.head_dim +
          place.channel;
 }
 
 // kVector: head_dim is a multiple of four, so that four channels are one aligned load.
-template <bool kVector>
-__device__ __forceinline__ void LoadState(float4 (&state)[kRows], const float* from,
+template <bool kVector, class Stored>
+__device__ __forceinline__ void LoadState(float4 (&state)[kRows], const Stored* from,
                                           const Mamba2Params& p, const Place& place) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     state[i] = make_float4(0, 0, 0, 0);
     const bool inside = place.first_row + i < p.d_state;
     if constexpr (kVector) {
-      if (inside && place.count > 0) state[i] = __ldcg(reinterpret_cast<const float4*>(from));
+      if (inside && place.count > 0) {
+        state[i] = WidenFour<Stored>(__ldcg(reinterpret_cast<const FourStored<Stored>*>(from)));
+      }
     } else {
-      if (inside && place.count > 0) state[i].x = from[0];
-      if (inside && place.count > 1) state[i].y = from[1];
-      if (inside && place.count > 2) state[i].z = from[2];
-      if (inside && place.count > 3) state[i].w = from[3];
+      if (inside && place.count > 0) state[i].x = WidenOne(from[0]);
+      if (inside && place.count > 1) state[i].y = WidenOne(from[1]);
+      if (inside && place.count > 2) state[i].z = WidenOne(from[2]);
+      if (inside && place.count > 3) state[i].w = WidenOne(from[3]);
     }
     from += p.head_dim;
   }
 }
-template <bool kVector>
-__device__ __forceinline__ void StoreState(const float4 (&state)[kRows], float* to,
+template <bool kVector, class Stored>
+__device__ __forceinline__ void StoreState(const float4 (&state)[kRows], Stored* to,
                                            const Mamba2Params& p, const Place& place) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const bool inside = place.first_row + i < p.d_state;
     if constexpr (kVector) {
-      if (inside && place.count > 0) *reinterpret_cast<float4*>(to) = state[i];
+      if (inside && place.count > 0) {
+        *reinterpret_cast<FourStored<Stored>*>(to) = RoundFour<Stored>(state[i]);
+      }
     } else {
-      if (inside && place.count > 0) to[0] = state[i].x;
-      if (inside && place.count > 1) to[1] = state[i].y;
-      if (inside && place.count > 2) to[2] = state[i].z;
-      if (inside && place.count > 3) to[3] = state[i].w;
+      if (inside && place.count > 0) to[0] = RoundOne<Stored>(state[i].x);
+      if (inside && place.count > 1) to[1] = RoundOne<Stored>(state[i].y);
+      if (inside && place.count > 2) to[2] = RoundOne<Stored>(state[i].z);
+      if (inside && place.count > 3) to[3] = RoundOne<Stored>(state[i].w);
     }
     to += p.head_dim;
   }

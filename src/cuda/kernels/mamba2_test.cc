@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "cuda/kernels/device_data_for_test.h"
+#include "cuda/kernels/stored_states_for_test.h"
 
 namespace adder::cuda {
 namespace {
@@ -19,11 +20,12 @@ struct Sizes {
   int d_conv;
   bool bias;
   bool gates = true;
+  DType dtype = DType::kF32;
 };
 std::ostream& operator<<(std::ostream& out, const Sizes& s) {
   return out << s.heads << " heads of " << s.head_dim << ", state " << s.d_state << ", " << s.groups
              << " groups, " << s.d_conv << " taps" << (s.bias ? ", bias" : "")
-             << (s.gates ? "" : ", no gate");
+             << (s.gates ? "" : ", no gate") << ", " << DTypeName(s.dtype);
 }
 
 // Slots in another order than sequences, and sequences at different phases of the ring.
@@ -57,15 +59,20 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
     dt_bias_ = RandomFloats(3, static_cast<size_t>(s.heads), -2, 1);
     a_ = RandomFloats(4, static_cast<size_t>(s.heads), -4, -0.1f);
     d_ = RandomFloats(5, static_cast<size_t>(s.heads));
-    slots_ = RandomFloats(6, slot_floats_ * 4);
+    p_.ssm_dtype = s.dtype;
+    states_ = {slot_floats_, static_cast<size_t>(p_.ssm_offset),
+               static_cast<size_t>(s.heads * s.d_state * s.head_dim), s.dtype};
+    slots_ = states_.Packed(RandomFloats(6, slot_floats_ * 4));
     projected_ = RandomFloats(7, static_cast<size_t>(kSequences * kTokens * width_), -3, 3);
   }
 
   // Token `token` of sequence `sequence` lies in this row.
   static int RowOf(int sequence, int token) { return sequence * kTokens + token; }
 
-  // Output rows of the reference, which changes `slots`.
-  std::vector<double> Reference(std::vector<float>& slots) const {
+  // Output rows of the reference for `tokens` tokens from `begin` on, which changes `slots`, whose
+  // states are f32.
+  std::vector<double> Reference(std::vector<float>& slots, int begin = 0,
+                                int tokens = kTokens) const {
     const Sizes& s = GetParam();
     std::vector<double> output(static_cast<size_t>(kSequences * kTokens * output_stride_));
     const auto silu = [](double x) { return x / (1 + std::exp(-x)); };
@@ -73,7 +80,7 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
       float* slot = slots.data() + static_cast<size_t>(kSlots[sequence]) * slot_floats_;
       float* ring = slot + p_.conv_offset;
       float* state = slot + p_.ssm_offset;
-      for (int token = 0; token < kTokens; ++token) {
+      for (int token = begin; token < begin + tokens; ++token) {
         const int position = kPositions[sequence] + token;
         const float* row = projected_.data() + RowOf(sequence, token) * width_;
         std::vector<double> convolved;
@@ -120,6 +127,7 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
   struct Result {
     std::vector<float> output;
     std::vector<float> slots;
+    std::vector<std::vector<float>> after;  // each launch: the slots
   };
   // launch(params, first token, runs) puts kernels on the stream for `tokens` tokens of each.
   template <class Launch>
@@ -139,6 +147,7 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
     p.projected_stride = width_;
     p.output = output.data();
     p.output_stride = output_stride_;
+    Result result;
     for (int begin = 0; begin < kTokens; begin += tokens_at_a_time) {
       const int tokens = std::min(tokens_at_a_time, kTokens - begin);
       std::vector<SequenceRun> runs;
@@ -150,8 +159,11 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
       p.runs = device_runs.data();
       launch(p, tokens, stream.get());
       stream.Synchronize();
+      result.after.push_back(slots.Download());
     }
-    return {output.Download(), slots.Download()};
+    result.output = output.Download();
+    result.slots = result.after.back();
+    return result;
   }
 
   Result Steps(int pieces = 0, int multiprocessors = 132) const {
@@ -161,9 +173,9 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
       LaunchMamba2Step(p, stream);
     });
   }
-  Result Prefill() const {
+  Result Prefill(int tokens_at_a_time = kTokens) const {
     const DeviceArray<float> convolved(static_cast<size_t>(kSequences * kTokens * channels_));
-    return Run(kTokens, [&](const Mamba2Params& p, int tokens, cudaStream_t stream) {
+    return Run(tokens_at_a_time, [&](const Mamba2Params& p, int tokens, cudaStream_t stream) {
       LaunchMamba2Prefill(p, tokens, convolved.data(), stream);
     });
   }
@@ -193,6 +205,41 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
     return convolved.Download();
   }
 
+  // Each launch for itself, from the states that the one before left, so that a rounding to the
+  // other side shows as such.
+  void ExpectEachLaunch(const Result& found, int tokens_at_a_time) const {
+    std::vector<float> before = slots_;
+    for (size_t i = 0; i < found.after.size(); ++i) {
+      const int begin = static_cast<int>(i) * tokens_at_a_time;
+      const int tokens = std::min(tokens_at_a_time, kTokens - begin);
+      std::vector<float> exact = states_.Widened(before);
+      const std::vector<double> expected = Reference(exact, begin, tokens);
+      double largest = 0;
+      for (double value : expected) largest = std::max(largest, std::abs(value));
+      for (int sequence = 0; sequence < kSequences; ++sequence) {
+        for (int token = begin; token < begin + tokens; ++token) {
+          for (int channel = 0; channel < p_.inner(); ++channel) {
+            const auto at = static_cast<size_t>(RowOf(sequence, token) * output_stride_ + channel);
+            ASSERT_NEAR(found.output[at], expected[at], 3e-6 * largest)
+                << "sequence " << sequence << " token " << token << " channel " << channel;
+          }
+        }
+      }
+      const std::vector<float> slots = states_.Widened(found.after[i]);
+      for (size_t k = 0; k < slots.size(); ++k) {
+        const size_t at = k % slot_floats_ - static_cast<size_t>(p_.ssm_offset);
+        const double room = at < states_.count ? states_.HalfStep(exact[k]) +
+                                                     2e-6 * std::max(10.0f, std::abs(exact[k]))
+                                               : 0;
+        ASSERT_NEAR(slots[k], exact[k], room)
+            << "token " << begin << " slot " << k / slot_floats_ << " float " << k % slot_floats_;
+      }
+      EXPECT_EQ(states_.Behind(found.after[i]), states_.Behind(before));
+      before = found.after[i];
+    }
+  }
+
+  StatesInSlots states_;
   Mamba2Params p_;
   int channels_ = 0;
   int width_ = 0;
@@ -200,6 +247,8 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
   size_t slot_floats_ = 0;
   std::vector<float> conv_weight_, conv_bias_, dt_bias_, a_, d_, slots_, projected_;
 };
+
+using Mamba2StoredStates = Mamba2Kernels;
 
 TEST_P(Mamba2Kernels, StepsMatchTheReference) {
   std::vector<float> expected_slots = slots_;
@@ -240,6 +289,61 @@ TEST_P(Mamba2Kernels, PrefillIsBitwiseTheSameAsSteps) {
   EXPECT_EQ(prefill.output, steps.output);
   EXPECT_EQ(prefill.slots, steps.slots);
 }
+
+TEST_P(Mamba2StoredStates, AreRoundedOncePerLaunch) {
+  ExpectEachLaunch(Steps(), 1);
+  for (const int tokens : {1, 5, kTokens}) ExpectEachLaunch(Prefill(tokens), tokens);
+}
+
+TEST_P(Mamba2StoredStates, OfABatchAreTheSame) {
+  const Result expected = Steps();
+  const int heads = GetParam().heads / GetParam().groups;
+  for (int pieces = 1; pieces <= heads; pieces += std::max(1, heads - 1)) {
+    const Result found = Steps(pieces);
+    EXPECT_EQ(found.output, expected.output) << pieces << " pieces";
+    EXPECT_EQ(found.slots, expected.slots) << pieces << " pieces";
+  }
+  const Result found = Steps(0, /*multiprocessors=*/1);
+  EXPECT_EQ(found.output, expected.output);
+  EXPECT_EQ(found.slots, expected.slots);
+  // A scan of single tokens, too.
+  const Result scanned = Prefill(1);
+  EXPECT_EQ(scanned.output, expected.output);
+  EXPECT_EQ(scanned.slots, expected.slots);
+}
+
+// Inputs that drive states far beyond what f16 holds.
+TEST_P(Mamba2StoredStates, StayFinite) {
+  for (float& value : projected_) value *= 200;
+  for (float& value : a_) value = -1e-6f;
+  const std::vector<float> found = states_.Widened(Steps().slots);
+  float largest = 0;
+  for (const int slot : kSlots) {
+    const float* states = found.data() + static_cast<size_t>(slot) * slot_floats_ + p_.ssm_offset;
+    for (size_t i = 0; i < states_.count; ++i) {
+      ASSERT_TRUE(std::isfinite(states[i])) << "slot " << slot << " element " << i;
+      largest = std::max(largest, std::abs(states[i]));
+    }
+  }
+  if (GetParam().dtype == DType::kF16) {
+    EXPECT_EQ(largest, 65504);
+  } else {
+    EXPECT_GT(largest, 65504);
+  }
+}
+
+// Between 16-bit neighbours: one with head_dim that no vector divides, one whose rows copies of 16
+// bytes do not fit, several parts, rows beyond the last.
+INSTANTIATE_TEST_SUITE_P(Narrow, Mamba2StoredStates,
+                         testing::Values(Sizes{6, 32, 128, 1, 4, true, true, DType::kF16},
+                                         Sizes{6, 32, 128, 2, 4, true, true, DType::kBF16},
+                                         Sizes{8, 80, 64, 4, 4, false, true, DType::kF16},
+                                         Sizes{4, 64, 100, 2, 4, true, true, DType::kBF16},
+                                         Sizes{5, 20, 100, 5, 5, false, true, DType::kF16},
+                                         Sizes{3, 20, 37, 1, 4, true, true, DType::kBF16},
+                                         Sizes{4, 37, 40, 2, 2, true, true, DType::kF16},
+                                         Sizes{3, 7, 5, 1, 3, true, false, DType::kBF16},
+                                         Sizes{4, 64, 128, 2, 4, true, false, DType::kF16}));
 
 INSTANTIATE_TEST_SUITE_P(
     Sizes, Mamba2Kernels,
