@@ -4,10 +4,11 @@
 //
 // Phases: (1) each warp starts copying its first spans of weights to shared memory; (2) PdlWait;
 // (3) the block makes its token's row, times the norm's weight, into operands in shared memory (see
-// matvec_phases.cuh), while a warp of its own adds up the squares; barrier; (4) warps multiply
-// their spans. Then, in blocks: partial sums to shared memory, barrier, a warp per tile adds them
-// up and applies the norm's factor, bias and epilogue. In streams: each warp goes over whole tiles,
-// a grid apart, and finishes them itself; no further barrier.
+// matvec_phases.cuh) and adds up the squares of each chunk (streams and experts' gates: a warp of
+// its own does, from loads of its own); barrier; (4) warps multiply their spans, a warp of its own
+// makes the norm's factor. Then, in blocks: partial sums to shared memory, barrier, a warp per tile
+// adds them up and applies the norm's factor, bias and epilogue. In streams: each warp goes over
+// whole tiles, a grid apart, and finishes them itself; no further barrier.
 //
 // Ownership: in blocks, blockIdx.x owns row_warps tiles and column warp w of column_warps the spans
 // w, w + column_warps, ...; in streams, warp i of the grid owns tiles i, i + warps of the grid, ...
@@ -95,6 +96,12 @@ __device__ __forceinline__ int Quotient(int value, int reciprocal) {
   return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
 }
 
+// Whether those who prepare activations add up their squares.
+template <Experts kExperts, Walk kWalk>
+constexpr bool kChunkSquares = kExperts == Experts::kGrouped ||
+                               (kWalk != Walk::kStream &&
+                                (kExperts == Experts::kNone || kExperts == Experts::kPair));
+
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
                                   F == WeightFormat::kF16 || F == WeightFormat::kF32 ||
@@ -139,6 +146,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr bool kGrouped = kExperts == Experts::kGrouped;
   const bool has_norm = kNormalizes && p.norm_weight != nullptr;
   const bool has_factor = has_norm && !kGrouped;
+  constexpr bool kSquares = kChunkSquares<kExperts, kWalk>;
   const int spans = kExperts == Experts::kDown ? params.spans_of_block : params.spans;
 
   const float* input = p.input;
@@ -183,9 +191,9 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   unsigned char* zeros =
       activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride);
   float* largest = reinterpret_cast<float*>(zeros + 16);
-  // kGrouped: squares of each chunk, then.
-  float* chunk_squares = largest + spans * kChunks;
-  float* partial = largest + (IsQuantized(F) ? spans * kChunks * (kGrouped ? 2 : 1) : 0);
+  // kSquares: those of each chunk, then.
+  float* chunk_squares = largest + (IsQuantized(F) ? spans * kChunks : 0);
+  float* partial = chunk_squares + (kSquares ? spans * kChunks : 0);
   float* factor = partial + (kStream ? 0 : warps * kTileRows);
   const ExpertChoice chosen(factor + 1, kRoutes ? params.router.rows : m.rows);
 
@@ -255,6 +263,18 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
   };
   load_norm(first_col);
+  // Of long rows, the same of the next round, which would come from memory behind the wait.
+  const int step = params.preparing_warps * 2 * kChunkCols;
+  float2 next_norm[2];
+  const auto load_next_norm = [&](int col) {
+    if (!has_norm) return;
+    next_norm[0] = load_pair(p.norm_weight, col, 1);
+    next_norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
+  };
+  if constexpr (kSquares) {
+    next_norm[0] = next_norm[1] = make_float2(1, 1);
+    load_next_norm(first_col + step);
+  }
   if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
   // In blocks: the row that this thread finishes, if it does.
   const int finish_tile = block * params.row_warps + warp;
@@ -295,7 +315,6 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     shared_weight = __fdividef(1.0f, 1.0f + __expf(-gate));
   }
   if (prepares) {
-    const int step = params.preparing_warps * 2 * kChunkCols;
     const auto load_input = [&](int col, float2& x, float2& y) {
       if constexpr (kExperts == Experts::kDown) {
         const int span = col / kSpanCols;
@@ -356,7 +375,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         float2 next_y;
         load_window(col + step);
         load_input(col + step, next_x, next_y);
-        if constexpr (kGrouped) {
+        if (kSquares && has_norm) {
           float sum = x.x * x.x + x.y * x.y + (y.x * y.x + y.y * y.y);
 #pragma unroll
           for (int offset = 8; offset > 0; offset /= 2) {
@@ -370,32 +389,36 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         prepare(col, x, y);
         col += step;
         if (!has_columns(col)) break;
-        load_norm(col);
+        if constexpr (kSquares) {
+          norm[0] = next_norm[0];
+          norm[1] = next_norm[1];
+          load_next_norm(col + step);
+        } else {
+          load_norm(col);
+        }
         x = next_x;
         y = next_y;
       }
     }
-  } else if (has_factor) {
+  } else if (has_factor && !kSquares) {
     const auto add_squares = [&](int col) {
       const float4 x = *reinterpret_cast<const float4*>(input + col);
       squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
     };
-    if constexpr (kWalk == Walk::kOnce && kExperts == Experts::kNone && !kRule) {
-#pragma unroll 4
-      for (int col = 4 * lane; col < m.cols; col += 128) add_squares(col);
-    } else {
-      // Of long rows, eight loads at a time are on their way.
+    // Of long rows, eight loads at a time are on their way.
 #pragma unroll 1
-      for (int first = 4 * lane; first < m.cols; first += 8 * 128) {
+    for (int first = 4 * lane; first < m.cols; first += 8 * 128) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (first + i * 128 < m.cols) add_squares(first + i * 128);
-        }
+      for (int i = 0; i < 8; ++i) {
+        if (first + i * 128 < m.cols) add_squares(first + i * 128);
       }
     }
   }
   const auto find_factor = [&] {
     if (prepares || !has_factor) return;
+    if constexpr (kSquares) {
+      for (int chunk = lane; chunk < m.chunks; chunk += 32) squares += chunk_squares[chunk];
+    }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);

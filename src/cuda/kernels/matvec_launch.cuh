@@ -126,10 +126,9 @@ struct Launcher {
       params.weight_spans = std::max(params.weight_spans, router_warps * params.router_held_spans);
     }
     const int chunks = params.spans_of_block * kSpanChunks<F, kWide>;
-    constexpr int kFloatsPerChunk = kExperts == Experts::kGrouped ? 2 : 1;
-    const int activation_bytes = IsQuantized(F)
-                                     ? chunks * (kActivationBytesPerChunk + 4 * kFloatsPerChunk)
-                                     : 4 * (chunks * kChunkCols + kColumnPad);
+    const int activation_bytes = (IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
+                                                 : 4 * (chunks * kChunkCols + kColumnPad)) +
+                                 (kChunkSquares<kExperts, kWalk> ? chunks * 4 : 0);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
     const int router_bytes =
         kEpilogue == LinearEpilogue::kRouteByRule

@@ -220,15 +220,15 @@ struct WeightSpan {
       int ones[4] = {};
       int low[4] = {};
       int high[4] = {};
-      {
-        constexpr unsigned kOnes = 0x01010101u;
-        const uint4 b = half(*reinterpret_cast<const uint4*>(own));
-        MmaInteger(ones, kOnes, kOnes, kOnes, kOnes, b.x, b.y);
-        MmaInteger(ones, kOnes, kOnes, kOnes, kOnes, b.z, b.w);
-      }
+      const uint4 mine = half(*reinterpret_cast<const uint4*>(own));
+      constexpr unsigned kOnes = 0x01010101u;
+      MmaInteger(ones, kOnes, kOnes, kOnes, kOnes, mine.x, mine.y);
+      MmaInteger(ones, kOnes, kOnes, kOnes, kOnes, mine.z, mine.w);
 #pragma unroll
       for (int j = 0; j < kChunks; ++j) {
-        const uint4 b = half(*reinterpret_cast<const uint4*>(own_chunk == j ? own : zeros));
+        const bool is_own = own_chunk == j;
+        const uint4 b = make_uint4(is_own ? mine.x : 0, is_own ? mine.y : 0, is_own ? mine.z : 0,
+                                   is_own ? mine.w : 0);
         if constexpr (F == WeightFormat::kQ4) {
           constexpr unsigned kLow = 0x0f0f0f0fu;
           constexpr unsigned kHigh = 0xf0f0f0f0u;
