@@ -63,8 +63,20 @@ struct LinearParams {
 // two matrices that read the same token, the second in the place of the shared expert. kConvolved:
 // none either; what the matrix reads is made by a convolution with gates in the same launch.
 // kHeads: all matrices of a stack, each with its own part of the input (LaunchHeadsLinear).
-// kGrouped: none; the norm of what it reads is one in groups.
-enum class Experts { kNone, kGateUp, kRoutedGateUp, kDown, kPair, kConvolved, kHeads, kGrouped };
+// kNormed: none; what it reads is normed. Of the matrix kernel for one token with the epilogues
+// kStore, kAdd and kSiluMul, whose kNone is without a norm. kGrouped: none; the norm of what it
+// reads is one in groups.
+enum class Experts {
+  kNone,
+  kNormed,
+  kGateUp,
+  kRoutedGateUp,
+  kDown,
+  kPair,
+  kConvolved,
+  kHeads,
+  kGrouped,
+};
 
 // Chosen experts' matrices from one stack.
 struct ExpertParams {

@@ -46,11 +46,15 @@ void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Exper
     case Experts::kDown:
       return DispatchMatvec<Experts::kDown, LinearEpilogue::kAdd>(linear, experts, shape, stream);
     case Experts::kNone:
+    case Experts::kNormed:
     case Experts::kPair:
     case Experts::kConvolved:
     case Experts::kHeads:  // the exact kernel's alone
     case Experts::kGrouped:
       break;
+  }
+  if (linear.norm_weight != nullptr && linear.epilogue != LinearEpilogue::kRouter) {
+    return LaunchNormedMatvec(linear, shape, stream);
   }
   switch (linear.epilogue) {
     case LinearEpilogue::kStore:

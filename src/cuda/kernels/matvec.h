@@ -17,5 +17,7 @@ void LaunchMatvec(const LinearParams& linear, const ExpertParams* experts, Exper
 // The same with kRule: of one matrix, or of experts' gates.
 void LaunchRuledMatvec(const LinearParams& linear, const ExpertParams* experts,
                        const LinearShape& shape, cudaStream_t stream);
+// The same with kStore, kAdd or kSiluMul and a norm.
+void LaunchNormedMatvec(const LinearParams& linear, const LinearShape& shape, cudaStream_t stream);
 
 }  // namespace adder::cuda

@@ -96,11 +96,17 @@ __device__ __forceinline__ int Quotient(int value, int reciprocal) {
   return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
 }
 
+// See Experts::kNormed.
+template <Experts kExperts, LinearEpilogue kEpilogue>
+constexpr bool kHasNoNorm = kExperts == Experts::kNone && (kEpilogue == LinearEpilogue::kStore ||
+                                                           kEpilogue == LinearEpilogue::kAdd ||
+                                                           kEpilogue == LinearEpilogue::kSiluMul);
 // Whether those who prepare activations add up their squares.
-template <Experts kExperts, Walk kWalk>
+template <Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 constexpr bool kChunkSquares = kExperts == Experts::kGrouped ||
-                               (kWalk != Walk::kStream &&
-                                (kExperts == Experts::kNone || kExperts == Experts::kPair));
+                               (kWalk != Walk::kStream && !kHasNoNorm<kExperts, kEpilogue> &&
+                                (kExperts == Experts::kNone || kExperts == Experts::kNormed ||
+                                 kExperts == Experts::kPair));
 
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
@@ -115,7 +121,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr int kSpanCols = kChunks * kChunkCols;
   constexpr bool kStream = kWalk == Walk::kStream;
   constexpr bool kConvolves = kExperts == Experts::kConvolved;
-  constexpr bool kNormalizes = kExperts != Experts::kDown && !kConvolves;
+  constexpr bool kNormalizes =
+      kExperts != Experts::kDown && !kConvolves && !kHasNoNorm<kExperts, kEpilogue>;
   constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
   constexpr bool kPair = kExperts == Experts::kPair;
   constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes || kPair;
@@ -144,9 +151,9 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const bool prepares = warp < params.preparing_warps;
   // kGrouped: chunks' own factors take the place of the row's.
   constexpr bool kGrouped = kExperts == Experts::kGrouped;
-  const bool has_norm = kNormalizes && p.norm_weight != nullptr;
+  const bool has_norm = kExperts == Experts::kNormed || (kNormalizes && p.norm_weight != nullptr);
   const bool has_factor = has_norm && !kGrouped;
-  constexpr bool kSquares = kChunkSquares<kExperts, kWalk>;
+  constexpr bool kSquares = kChunkSquares<kExperts, kEpilogue, kWalk>;
   const int spans = kExperts == Experts::kDown ? params.spans_of_block : params.spans;
 
   const float* input = p.input;

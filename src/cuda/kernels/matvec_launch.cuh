@@ -96,7 +96,7 @@ struct Launcher {
     // What large models have more tiles of than fit on the device at once.
     constexpr bool kChooses =
         kEpilogue == LinearEpilogue::kRouter || kEpilogue == LinearEpilogue::kRouteByRule;
-    if constexpr (kExperts == Experts::kNone && !kChooses) {
+    if constexpr ((kExperts == Experts::kNone || kExperts == Experts::kNormed) && !kChooses) {
       if (blocks > 2 * multiprocessors) {
         params.column_warps = 1;
         params.row_warps = kStreamWarps;
@@ -128,7 +128,7 @@ struct Launcher {
     const int chunks = params.spans_of_block * kSpanChunks<F, kWide>;
     const int activation_bytes = (IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
                                                  : 4 * (chunks * kChunkCols + kColumnPad)) +
-                                 (kChunkSquares<kExperts, kWalk> ? chunks * 4 : 0);
+                                 (kChunkSquares<kExperts, kEpilogue, kWalk> ? chunks * 4 : 0);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
     const int router_bytes =
         kEpilogue == LinearEpilogue::kRouteByRule
