@@ -29,7 +29,9 @@ namespace {
 
 constexpr int kStages = 3;
 // As measured on an H200; fewer leave room for the matrices of another half of a large batch.
-constexpr int MostBlocksPerMultiprocessor(int runs) { return runs < 64 ? 4 : 3; }
+constexpr int MostBlocksPerMultiprocessor(const Mamba2Params& p) {
+  return p.run_count < 64 ? 4 : p.ssm_dtype == DType::kF32 ? 3 : 2;
+}
 // Of state, for a block, as measured: with less, the time before its first state counts; with more,
 // blocks work far from one another, which memory does not like.
 constexpr int BlockBytes(int runs) { return (runs < 64 ? 256 : 128) * 1024; }
@@ -270,7 +272,7 @@ int PiecesOf(const Mamba2Params& p) {
   const auto blocks_at_once = [&](int ring_heads) {
     const size_t shared = SharedBytes(WarpsOf(p), ring_heads * PartsOfHead(p), p.ssm_dtype);
     return p.multiprocessors * std::clamp(DeviceSharedBytes() / static_cast<int>(shared), 1,
-                                          MostBlocksPerMultiprocessor(p.run_count));
+                                          MostBlocksPerMultiprocessor(p));
   };
   if (heads * groups <= blocks_at_once(1)) return heads;
   // Whole turns of the device, so that all multiprocessors end together.
