@@ -33,12 +33,11 @@
 namespace adder::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
-constexpr int kMostHeads = kWarps - 2;  // with key and value each has a warp
+constexpr int kPlaces = 8;  // of a block's query heads, key and value
+constexpr int kMostHeads = kPlaces - 2;
 constexpr int kMostClusterShift = 3;
 constexpr int kBlockShift = 8;  // logarithm of a block's positions before there are more units
-// To keep a device busy; of blocks in clusters fewer are resident at once.
+// To keep a device busy, of eight warps; of blocks in clusters fewer are resident at once.
 constexpr int kEnoughBlocks = 264;
 constexpr int kEnoughClusterBlocks = 132;
 
@@ -53,15 +52,15 @@ struct Spread {
 };
 
 // Dynamic shared memory. kWidth: dimensions that it has room for, of each head.
-template <int kWidth, int kTeams>
+template <int kWidth, int kTeams, bool kPairs>
 struct Layout {
   static constexpr int kHeadQuads = kWidth / 4;
   float2 rotations[kWidth / 2];
-  float queries[kWarps][kWidth + 4];  // see HeadOfWarp::Prepare; the next lies in other banks
-  __nv_bfloat16 key[kWidth];          // the row's own
+  float queries[kPlaces][kWidth + 4];  // see HeadOfWarp::Prepare; the next lies in other banks
+  __nv_bfloat16 key[kWidth];           // the row's own
   __nv_bfloat16 value[kWidth];
-  float2 scores[kTeams][kWarps];
-  float4 exchange[kTeams == kWarps ? 1 : 2 * kTeams * 2 * 32];  // see TilesOfWarp::Add
+  float2 scores[kTeams][kPlaces];
+  float4 exchange[kPairs ? 2 * kTeams * 2 * 32 : 1];  // see TilesOfWarp::Add
   unsigned long long mailbox;
   unsigned long long unused;  // to 16 bytes
   // Then values of teams [kTeams][heads][kHeadQuads] and, sent by the cluster's blocks, for the
@@ -72,13 +71,15 @@ struct Layout {
   }
 };
 
-// kChunks: what a warp has of head_dim, in units of 64, rounded up. kTeam: warps of a team.
-template <int kChunks, int kTeam>
-__global__ void __launch_bounds__(kThreads, kChunks == 1 ? 2 : 1)
+// kChunks: what a warp has of head_dim, in units of 64, rounded up. kTeam: warps of a team, of
+// which there are kTeams.
+template <int kChunks, int kTeam, int kTeams>
+__global__ void __launch_bounds__(kTeam* kTeams * 32, kChunks == 1 ? 16 / kTeams : 1)
     AttentionStepKernel(const __grid_constant__ AttentionParams p, const Spread spread) {
-  constexpr int kTeams = kWarps / kTeam;
+  constexpr int kWarps = kTeam * kTeams;
+  constexpr int kThreads = kWarps * 32;
   constexpr int kWidth = 64 * kChunks * kTeam;
-  using Shared = Layout<kWidth, kTeams>;
+  using Shared = Layout<kWidth, kTeams, (kTeam > 1)>;
   constexpr int kHeadQuads = Shared::kHeadQuads;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -138,11 +139,13 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 2 : 1)
     }
     __syncthreads();
   }
-  const HeadOfWarp<kWidth> head(p, run.row, warp, heads, first_head, kv_head, shared.rotations);
-  __nv_bfloat16* page = nullptr;
-  if (unit == 0 && rank == 0 && first_in_group == 0 && (warp == heads || warp == heads + 1)) {
-    page = cache.KeyAt(run.position) + (warp == heads ? 0 : cache.to_values);
+  HeadOfWarp<kWidth> prepared[kPlaces / kWarps];
+#pragma unroll
+  for (int i = 0; i < kPlaces / kWarps; ++i) {
+    prepared[i].Begin(p, run.row, warp + i * kWarps, heads, first_head, kv_head, shared.rotations);
   }
+  __nv_bfloat16* page = nullptr;
+  if (unit == 0 && rank == 0 && first_in_group == 0) page = cache.KeyAt(run.position);
   const long long row = run.row;
   float* output = p.output + row * p.output_stride + first_head * head_dim;
   uint16_t* rounded =
@@ -166,7 +169,13 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 2 : 1)
         p.qkv + row * p.qkv_stride + (p.heads + 2 * p.kv_heads + first_head) * head_dim + 4 * quad;
     asm volatile("prefetch.global.L1 [%0];" ::"l"(gates));
   }
-  head.Prepare(shared.queries[warp], warp == heads ? shared.key : shared.value, page);
+#pragma unroll
+  for (int i = 0; i < kPlaces / kWarps; ++i) {
+    const int place = warp + i * kWarps;
+    const bool is_key = place == heads;
+    prepared[i].Prepare(shared.queries[place], is_key ? shared.key : shared.value,
+                        page == nullptr || is_key ? page : page + cache.to_values);
+  }
   __syncthreads();
 
   const int g = lane / 4;
@@ -186,16 +195,18 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 2 : 1)
               of_teams + (team * spread.heads + g) * kHeadQuads);
   __syncthreads();
 
-  // The quads of this warp's head; those of all heads are counted in one.
+  // The quads of this warp's heads; those of all heads are counted in one.
   const auto for_each_quad = [&](auto visit) {
-    if (warp >= heads) return;
 #pragma unroll 1
-    for (int i = lane; i < head_dim / 4; i += 32) visit(i, warp * head_dim / 4 + i);
+    for (int h = warp; h < heads; h += kWarps) {
+#pragma unroll 1
+      for (int i = lane; i < head_dim / 4; i += 32) visit(h, i, h * head_dim / 4 + i);
+    }
   };
-  for_each_quad([&](int quad_of_head, int quad) {
-    const float4* from = of_teams + warp * kHeadQuads + PlaceOfQuad(warp, quad_of_head);
+  for_each_quad([&](int h, int quad_of_head, int quad) {
+    const float4* from = of_teams + h * kHeadQuads + PlaceOfQuad(h, quad_of_head);
     const MergedQuad merged = MergeQuads<kTeams>(
-        kTeams, [&](int i) { return shared.scores[i][warp]; },
+        kTeams, [&](int i) { return shared.scores[i][h]; },
         [&](int i) { return from[i * spread.heads * kHeadQuads]; });
     const int to = rank * most_quads + (quad >> spread.cluster_shift);
     if (cluster == 1) {
@@ -258,9 +269,9 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 2 : 1)
   __syncthreads();
   if (!last) return;
   __threadfence();
-  for_each_quad([&](int, int quad) {
+  for_each_quad([&](int h, int, int quad) {
     put(quad, MergeMany(
-                  units, [&](int i) { return __ldcg(unit_scores + i * heads + warp); },
+                  units, [&](int i) { return __ldcg(unit_scores + i * heads + h); },
                   [&](int i) { return __ldcg(unit_values + i * quads + quad); }));
   });
 }
@@ -298,21 +309,22 @@ void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream
   spread.unit_shift = kBlockShift + spread.cluster_shift;
   const int enough = spread.cluster_shift > 1 ? kEnoughClusterBlocks : kEnoughBlocks;
   const int units = std::clamp(enough / (blocks << spread.cluster_shift), 1, kMaxAttentionParts);
-  const auto launch = [&]<int kChunks, int kTeam>() {
+  const auto launch = [&]<int kChunks, int kTeam, int kTeams>() {
     const int cluster = 1 << spread.cluster_shift;
     const int quads = (spread.heads * params.head_dim / 4 + cluster - 1) / cluster;
+    using Shared = Layout<64 * kChunks * kTeam, kTeams, (kTeam > 1)>;
     // Units that a short context does not need come last.
-    LaunchClusters(
-        "the attention step kernel", AttentionStepKernel<kChunks, kTeam>,
-        dim3(static_cast<unsigned>(shares << spread.cluster_shift),
-             static_cast<unsigned>(params.run_count), static_cast<unsigned>(units)),
-        dim3(kThreads), dim3(static_cast<unsigned>(cluster)),
-        Layout<64 * kChunks * kTeam, kWarps / kTeam>::Bytes(spread.heads, cluster, quads), stream,
-        params, spread);
+    LaunchClusters("the attention step kernel", AttentionStepKernel<kChunks, kTeam, kTeams>,
+                   dim3(static_cast<unsigned>(shares << spread.cluster_shift),
+                        static_cast<unsigned>(params.run_count), static_cast<unsigned>(units)),
+                   dim3(kTeam * kTeams * 32), dim3(static_cast<unsigned>(cluster)),
+                   Shared::Bytes(spread.heads, cluster, quads), stream, params, spread);
   };
-  if (params.head_dim <= 64) return launch.template operator()<1, 1>();
-  if (params.head_dim <= 128) return launch.template operator()<2, 1>();
-  launch.template operator()<2, 2>();
+  // Of so many rows twice as many smaller blocks are resident at once.
+  if (params.head_dim <= 64 && blocks > kEnoughBlocks) return launch.template operator()<1, 1, 4>();
+  if (params.head_dim <= 64) return launch.template operator()<1, 1, 8>();
+  if (params.head_dim <= 128) return launch.template operator()<2, 1, 8>();
+  launch.template operator()<2, 2, 4>();
 }
 
 }  // namespace adder::cuda

@@ -34,10 +34,9 @@ class HeadOfWarp {
   static constexpr int kParts = (kWidth + 127) / 128;
 
  public:
-  // `index`: query heads of the row come first, then keys, then values; `place`: of the block's
-  // `heads` query heads, its key and its value; what comes behind is nothing. rotations:
-  // [rotary_dim / 2], in shared memory.
-  __device__ __forceinline__ HeadOfWarp(const AttentionParams& p, int row, int place, int heads,
+  // `place`: of the block's `heads` query heads, its key and its value; what comes behind is
+  // nothing. rotations: [rotary_dim / 2], in shared memory.
+  __device__ __forceinline__ void Begin(const AttentionParams& p, int row, int place, int heads,
                                         int first_head, int kv_head, const float2* rotations) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     is_query_ = place < heads;

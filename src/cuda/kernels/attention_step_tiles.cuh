@@ -22,7 +22,7 @@ constexpr int kTile = 16;  // positions
 // Keys and values of a KV head in a sequence's pages. A tile lies in one page.
 struct PagedHead {
   char** pages;
-  long long offset;  // bytes of a page before the head's keys
+  long long offset;     // bytes of a page before the head's keys
   long long to_values;  // elements from a key to the value of the same position
   int page_shift;
   int page_mask;
@@ -44,6 +44,11 @@ __device__ __forceinline__ void TeamBarrier(int team) {
 template <int kChunks, int kTeam, int kTeams>
 class TilesOfWarp {
   static constexpr int kSlices = 2 * kChunks;  // of 32 dimensions
+#ifndef PREFETCH1
+  static constexpr bool kPrefetches = kChunks > 1;
+#else
+  static constexpr bool kPrefetches = true;
+#endif
 
  public:
   __device__ __forceinline__ TilesOfWarp(const PagedHead& cache, int position, int first_position,
@@ -69,7 +74,7 @@ class TilesOfWarp {
                        first_dim() + 8 * g());
     }
     const int next = tile + step_;
-    if (next * kTile > position_) return;
+    if (!kPrefetches || next * kTile > position_) return;
     keys = cache_.KeyAt(next * kTile);
     constexpr int kLine = 64;  // elements
     for (int i = side_ * 32 + lane(); i < kTile * cache_.head_dim / kLine; i += 32 * kTeam) {
@@ -213,9 +218,7 @@ class TilesOfWarp {
   static __device__ __forceinline__ int t() { return lane() % 4; }
   __device__ __forceinline__ int first_dim() const { return side_ * 64 * kChunks; }
   // Of a tile: where the i-th of a lane's four positions lies.
-  static __device__ __forceinline__ int ValuePosition(int i) {
-    return 2 * t() + i % 2 + i / 2 * 8;
-  }
+  static __device__ __forceinline__ int ValuePosition(int i) { return 2 * t() + i % 2 + i / 2 * 8; }
 
   // Dimensions d .. d + 7, and the same kStep further.
   template <int kStep, int kWords>

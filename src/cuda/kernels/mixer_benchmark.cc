@@ -334,6 +334,7 @@ void TimeAll() {
         AttentionCase{"nemotron-3-nano", 32, 2, 128, 0}}) {
     for (const int positions : {64, 576}) TimeAttention(c, 1, positions);
     for (const int batch : {1, 8, 32, 128}) TimeAttention(c, batch, 512);
+    TimeAttention(c, 128, 576);
     for (const int batch : {1, 8}) TimeAttention(c, batch, 8192);
   }
   for (const int batch : {1, 128}) {
