@@ -35,6 +35,7 @@ namespace {
 
 constexpr int kPlaces = 8;  // of a block's query heads, key and value
 constexpr int kMostHeads = kPlaces - 2;
+constexpr int kMostWideHeads = 5;  // of pairs of warps: so much fits into 48 KB of shared memory
 constexpr int kMostClusterShift = 3;
 constexpr int kBlockShift = 8;  // logarithm of a block's positions before there are more units
 // To keep a device busy, of eight warps; of blocks in clusters fewer are resident at once.
@@ -52,7 +53,7 @@ struct Spread {
 };
 
 // Dynamic shared memory. kWidth: dimensions that it has room for, of each head.
-template <int kWidth, int kTeams, bool kPairs>
+template <int kWidth, int kTeam, int kTeams>
 struct Layout {
   static constexpr int kHeadQuads = kWidth / 4;
   float2 rotations[kWidth / 2];
@@ -60,7 +61,7 @@ struct Layout {
   __nv_bfloat16 key[kWidth];           // the row's own
   __nv_bfloat16 value[kWidth];
   float2 scores[kTeams][kPlaces];
-  float4 exchange[kPairs ? 2 * kTeams * 2 * 32 : 1];  // see TilesOfWarp::Add
+  float4 exchange[kTeam > 1 ? 2 * kTeams * 2 * 32 : 1];  // see TilesOfWarp::Add
   unsigned long long mailbox;
   unsigned long long unused;  // to 16 bytes
   // Then values of teams [kTeams][heads][kHeadQuads] and, sent by the cluster's blocks, for the
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kTeam* kTeams * 32, kChunks == 1 ? 16 / kTeams
   constexpr int kWarps = kTeam * kTeams;
   constexpr int kThreads = kWarps * 32;
   constexpr int kWidth = 64 * kChunks * kTeam;
-  using Shared = Layout<kWidth, kTeams, (kTeam > 1)>;
+  using Shared = Layout<kWidth, kTeam, kTeams>;
   constexpr int kHeadQuads = Shared::kHeadQuads;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -296,7 +297,8 @@ bool NormsWholeHeads(const AttentionParams& p) {
 void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream) {
   Spread spread = {};
   spread.group = params.heads / params.kv_heads;
-  spread.owners = (spread.group + kMostHeads - 1) / kMostHeads;
+  const int most_heads = params.head_dim > 128 ? kMostWideHeads : kMostHeads;
+  spread.owners = (spread.group + most_heads - 1) / most_heads;
   spread.heads = (spread.group + spread.owners - 1) / spread.owners;
   while (1 << spread.page_shift < params.page_positions) ++spread.page_shift;
   // As many parts as the device has room for; rows before parts.
@@ -312,7 +314,7 @@ void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream
   const auto launch = [&]<int kChunks, int kTeam, int kTeams>() {
     const int cluster = 1 << spread.cluster_shift;
     const int quads = (spread.heads * params.head_dim / 4 + cluster - 1) / cluster;
-    using Shared = Layout<64 * kChunks * kTeam, kTeams, (kTeam > 1)>;
+    using Shared = Layout<64 * kChunks * kTeam, kTeam, kTeams>;
     // Units that a short context does not need come last.
     LaunchClusters("the attention step kernel", AttentionStepKernel<kChunks, kTeam, kTeams>,
                    dim3(static_cast<unsigned>(shares << spread.cluster_shift),
