@@ -44,11 +44,8 @@ __device__ __forceinline__ void TeamBarrier(int team) {
 template <int kChunks, int kTeam, int kTeams>
 class TilesOfWarp {
   static constexpr int kSlices = 2 * kChunks;  // of 32 dimensions
-#ifndef PREFETCH1
+  // Wide heads, of which few warps are resident.
   static constexpr bool kPrefetches = kChunks > 1;
-#else
-  static constexpr bool kPrefetches = true;
-#endif
 
  public:
   __device__ __forceinline__ TilesOfWarp(const PagedHead& cache, int position, int first_position,
@@ -60,8 +57,8 @@ class TilesOfWarp {
         side_(side),
         step_(step) {}
 
-  // Of positions before the row's own; and of the team's next tile, `step` tiles further, into the
-  // second cache.
+  // Positions before the row's own; kPrefetches: and those of the team's next tile, `step` tiles
+  // further, into the second cache.
   __device__ __forceinline__ void Load(int tile) {
     const __nv_bfloat16* keys = cache_.KeyAt(tile * kTile);
 #pragma unroll
