@@ -7,7 +7,8 @@ namespace adder::cuda {
 
 // Whether LaunchFusedAttentionStep can take these sizes.
 bool TakesAttentionStep(const AttentionParams& params);
-// Whether it can take the norms of q and k: those over a head each.
+// Whether it can take the norms of q and k: those over a head each, with weights of one head or
+// all.
 bool NormsWholeHeads(const AttentionParams& params);
 void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream);
 

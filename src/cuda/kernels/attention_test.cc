@@ -378,6 +378,11 @@ INSTANTIATE_TEST_SUITE_P(
         Sizes{6, 2, 24, 16, true}, Sizes{4, 1, 256, 64, true}, Sizes{4, 2, 8, 8, true},
         Sizes{12, 4, 64, 64, false}, Sizes{6, 2, 24, 16, false},
         Sizes{8, 2, 64, 64, true, Norms::kHeads}, Sizes{16, 1, 128, 64, true, Norms::kEachHead},
+        Sizes{8, 2, 64, 64, true}, Sizes{16, 8, 64, 64, true, Norms::kHeads},
+        Sizes{32, 2, 128, 0, true}, Sizes{16, 1, 128, 128, true, Norms::kEachHead, 600},
+        Sizes{5, 1, 128, 128, true}, Sizes{2, 1, 8, 0, true}, Sizes{12, 2, 256, 256, true},
+        // All rows at a time are so many blocks that they are smaller ones.
+        Sizes{32, 16, 64, 64, true, Norms::kHeads}, Sizes{96, 16, 16, 16, true, Norms::kEachHead},
         Sizes{6, 2, 24, 16, true, Norms::kAll}, Sizes{6, 2, 24, 16, false, Norms::kHalves},
         Sizes{4, 2, 80, 80, true, Norms::kKeys}, Sizes{4, 2, 128, 64, true, Norms::kHeadsAfter},
         Sizes{6, 3, 24, 16, false, Norms::kHeadsAfter},

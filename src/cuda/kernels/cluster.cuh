@@ -68,6 +68,59 @@ __device__ __forceinline__ void StoreInFirst(T* to, T value) {
   StoreIn(to, value, 0);
 }
 
+// What blocks of a cluster send to one of them, in which `barrier` is, without a barrier of all:
+// sending waits for no other store. One thread of the block opens it for so many bytes, before a
+// barrier of the cluster behind which they may be sent. Only for launches of clusters.
+__device__ __forceinline__ void OpenMailbox(unsigned long long* barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  asm volatile(
+      "mbarrier.init.shared::cta.b64 [%0], 1;\n"
+      "fence.mbarrier_init.release.cluster;\n"
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+// Writes where `to` lies in the block `rank`.
+__device__ __forceinline__ void Send(float4* to, float4 value, unsigned long long* barrier,
+                                     unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(RemoteAddress(to, rank)),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(RemoteAddress(barrier, rank))
+      : "memory");
+#else
+  *to = value;
+#endif
+}
+__device__ __forceinline__ void Send(float2* to, float2 value, unsigned long long* barrier,
+                                     unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
+          "r"(RemoteAddress(to, rank)),
+      "f"(value.x), "f"(value.y), "r"(RemoteAddress(barrier, rank))
+      : "memory");
+#else
+  *to = value;
+#endif
+}
+// Of every thread that reads what was sent, once.
+__device__ __forceinline__ void WaitForMail(unsigned long long* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+      "@!done bra WAIT;\n"
+      "}" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier)))
+      : "memory");
+#endif
+}
+
 // Reads where `from` lies in the shared memory of the block `rank`, which must not have ended.
 __device__ __forceinline__ unsigned long long LoadFrom(const unsigned long long* from,
                                                        unsigned rank) {

@@ -173,6 +173,8 @@ struct AttentionCase {
   int kv_heads;
   int head_dim;
   int rotary_dim;
+  bool normed = false;
+  int window = 0;
 };
 
 void TimeAttention(const AttentionCase& c, int batch, int positions) {
@@ -233,6 +235,9 @@ void TimeAttention(const AttentionCase& c, int batch, int positions) {
   p.output_stride = c.heads * head_dim;
   p.partial = partial.data();
   p.arrivals = arrivals.data();
+  const DeviceArray<float> norm_weight(RandomFloats(4, static_cast<size_t>(head_dim), 0.5f, 1.5f));
+  if (c.normed) p.q_norm = p.k_norm = {norm_weight.data(), head_dim, head_dim, 1e-6f};
+  p.window = c.window;
   const Stream stream;
   const double bytes =
       static_cast<double>(rows) * positions * 4 * head_dim * static_cast<double>(c.kv_heads);
@@ -322,8 +327,14 @@ void TimeAll() {
   }
   for (const AttentionCase& c :
        {AttentionCase{"granite-350m", 12, 4, 64, 0}, AttentionCase{"llama-3.2-1b", 32, 8, 64, 64},
-        AttentionCase{"qwen3.5-0.8b", 8, 2, 256, 64}}) {
+        AttentionCase{"qwen3.5-0.8b", 8, 2, 256, 64, true},
+        AttentionCase{"lfm2-350m", 16, 8, 64, 64, true},
+        AttentionCase{"falcon-h1-0.5b", 8, 2, 64, 64},
+        AttentionCase{"plamo-2-1b", 16, 1, 128, 128, true, 2048},
+        AttentionCase{"nemotron-3-nano", 32, 2, 128, 0}}) {
+    for (const int positions : {64, 576}) TimeAttention(c, 1, positions);
     for (const int batch : {1, 8, 32, 128}) TimeAttention(c, batch, 512);
+    TimeAttention(c, 128, 576);
     for (const int batch : {1, 8}) TimeAttention(c, batch, 8192);
   }
   for (const int batch : {1, 128}) {
