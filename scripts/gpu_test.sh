@@ -114,11 +114,13 @@ bench falcon-h1-0.5b falcon-h1-0.5b 4 --batch 1
 bench lfm2-350m-8bit lfm2-350m 8 --batch 1
 bench plamo-2-1b plamo-2-1b 4 --batch 1
 bench qwen3.5-0.8b qwen3.5-0.8b 4 --batch 1
+bench nemotron-3-nano nemotron-3-nano-30b-a3b 4 --batch 1 --repeat 3
 bench mamba-130m-bf16 mamba-130m none --batch 1
 bench recurrentgemma-2b recurrentgemma-2b 4 --batch 1
 bench rwkv7-168m-bf16 rwkv7-168m-pile none --batch 1
 bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
 bench mamba2-1.3b mamba2-1.3b 4 --batch 8,32,128 --prompt-tokens 64 --repeat 3
+bench granite-350m-f16-state granite-4.0-h-350m 4 --batch 32,128 --prompt-tokens 64 --repeat 3 --state-dtype f16
 bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 1 --prompt-tokens 4096 --repeat 3
 bench mamba2-1.3b mamba2-1.3b 4 --batch 1 --prompt-tokens 4096 --repeat 3
 bench granite-4.0-h-350m granite-4.0-h-350m 4 --batch 1 --prompt-tokens 8192 --repeat 3
@@ -147,6 +149,7 @@ audit "falcon_h1 (0.5b)" "$work/falcon-h1-0.5b"
 audit "lfm2 (350m, 8-bit)" "$work/lfm2-350m-8bit"
 audit "plamo2 (1b)" "$work/plamo-2-1b"
 audit "qwen3_5 (0.8b)" "$work/qwen3.5-0.8b"
+audit "nemotron_h (nano 30b, experts)" "$work/nemotron-3-nano"
 # No geometry of this family is at hand: the conformance model's, widened to the sizes of a real one.
 python3 -c '
 import json, sys
