@@ -2,13 +2,15 @@
 inspects it, generates tokens and checks that every logit is finite, the smallest model first.
 
     python3 tools/run_geometries.py [--adder BINARY] [--shared DIR] [--largest BILLIONS]
-                                    [--device cpu] [--bench] [--temporary DIR] [NAME...]
+                                    [--device cpu] [--bench] [--audit] [--temporary DIR]
+                                    [NAME...]
 
 Takes the files of SHARED/geometries whose _params_computed is at most --largest (default: 3.3, which
 is what models named 3B have) or, with names, those alone. While one runs, the next is written. Prints
 one row for each; exits 1 when one of them failed. --bench adds what `adder bench decode` measures
 behind 512 tokens of prompt: tokens per second, launches of a step, and the share of the device's read
-bandwidth that its bytes come to.
+bandwidth that its bytes come to. --audit (on a GPU) adds what `adder audit` says of a step: launches of
+the layer with most of them, how long the GPU is busy, and which rules are broken.
 """
 
 import argparse
@@ -64,9 +66,22 @@ def bench(adder, model, device):
             f"{100 * measured['bandwidth_fraction']:.0f}%"]
 
 
-def try_geometry(adder, geometry, device, folder, synthesised, benches):
+def audit(adder, model):
+    """Columns of --audit."""
+    done = subprocess.run([str(adder), "audit", "-m", str(model), "--json"], capture_output=True,
+                          text=True, check=False)
+    try:
+        report = json.loads(done.stdout)
+    except ValueError:
+        raise RuntimeError(done.stderr.strip()) from None
+    broken = [rule["name"] for rule in report["rules"] if not rule["kept"]]
+    return [f"{report['most_launches_per_layer']:.0f}", f"{100 * report['gpu_busy_share']:.1f}%",
+            "broken: " + ", ".join(broken) if broken else "kept"]
+
+
+def try_geometry(options, geometry, folder, synthesised):
     """One row of the table."""
-    model = folder / "model"
+    adder, device, model = options.adder, options.device, folder / "model"
     facts = json.loads(run(adder, "inspect", "-m", model, "--json"))
     generated = json.loads(run(
         adder, "generate", "-m", model, "--tokens", ",".join(map(str, PROMPT)), "-n", TOKENS,
@@ -87,7 +102,8 @@ def try_geometry(adder, geometry, device, folder, synthesised, benches):
     return [geometry.stem, facts["family"], f"{facts['parameters']:,}",
             f"{facts['checkpoint_bytes'] / 1e6:,.0f} MB", f"{synthesised:.0f} s",
             f"{rate:.1f}", f"{largest:.3g}", " ".join(map(str, tokens)),
-            *(bench(adder, model, device) if benches else [])]
+            *(bench(adder, model, device) if options.bench else []),
+            *(audit(adder, model) if options.audit else [])]
 
 
 def main():
@@ -99,6 +115,7 @@ def main():
     parser.add_argument("--largest", type=float, default=3.3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bench", action="store_true")
+    parser.add_argument("--audit", action="store_true")
     parser.add_argument("--temporary", type=pathlib.Path)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
@@ -112,6 +129,7 @@ def main():
     columns = ["geometry", "family", "parameters", "at 4 bits", "written in", "decode tok/s",
                "largest logit", "tokens"]
     columns += ["behind 512, tok/s", "launches", "of the bandwidth"] if options.bench else []
+    columns += ["most in a layer", "busy", "rules"] if options.audit else []
     print("| " + " | ".join(columns) + " |")
     print("| --- " * len(columns) + "|", flush=True)
     failed = []
@@ -133,8 +151,7 @@ def main():
                     synthesised = synthesise(options.adder, geometry,
                                              pathlib.Path(folders[i].name))
                 written = write(i + 1) if i + 1 < len(chosen) else None
-                row = try_geometry(options.adder, geometry, options.device,
-                                   pathlib.Path(folders[i].name), synthesised, options.bench)
+                row = try_geometry(options, geometry, pathlib.Path(folders[i].name), synthesised)
             except RuntimeError as error:
                 failed.append(geometry.stem)
                 row = [geometry.stem, f"FAILED: {error}"]
