@@ -3,8 +3,7 @@
 
 namespace adder::cuda {
 
-void LaunchNormedMatvec(const LinearParams& linear, const LinearShape& shape,
-                        cudaStream_t stream) {
+void LaunchNormedMatvec(const LinearParams& linear, const LinearShape& shape, cudaStream_t stream) {
   switch (linear.epilogue) {
     case LinearEpilogue::kStore:
       return DispatchMatvec<Experts::kNormed, LinearEpilogue::kStore>(linear, nullptr, shape,
