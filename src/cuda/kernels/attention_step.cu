@@ -44,13 +44,12 @@ constexpr int kEnoughClusterBlocks = 132;
 
 // How a launch is spread over the device.
 struct Spread {
-  int cluster_shift;      // blocks of a unit, as all shifts: its logarithm to base 2
-  int unit_shift;         // positions, before there are more units than one
-  int page_shift;         // page_positions
-  int group;              // query heads of a KV head
-  int owners;             // blocks that share a KV head's query heads
-  int owners_reciprocal;  // 65536 / owners, rounded up: turns small quotients into a product
-  int heads;              // query heads of a block, but for a KV head's last block
+  int cluster_shift;  // blocks of a unit, as all shifts: its logarithm to base 2
+  int unit_shift;     // positions, before there are more units than one
+  int page_shift;     // page_positions
+  int group;          // query heads of a KV head
+  int owners;         // blocks that share a KV head's query heads
+  int heads;          // query heads of a block, but for a KV head's last block
 };
 
 // Dynamic shared memory. kWidth: dimensions that it has room for, of each head.
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(kTeam* kTeams * 32, kChunks == 1 ? 16 / kTeams
   const int cluster = 1 << spread.cluster_shift;
   const int rank = static_cast<int>(blockIdx.x) & (cluster - 1);
   const int share = static_cast<int>(blockIdx.x) >> spread.cluster_shift;
-  const int kv_head = share * spread.owners_reciprocal >> 16;
+  const int kv_head = share / spread.owners;
   const int first_in_group = (share - kv_head * spread.owners) * spread.heads;
   const int heads = min(spread.heads, spread.group - first_in_group);
   const int first_head = kv_head * spread.group + first_in_group;
@@ -136,8 +135,9 @@ __global__ void __launch_bounds__(kTeam* kTeams * 32, kChunks == 1 ? 16 / kTeams
                                             tile_step);
   if (first_tile <= last_tile) tiles.Load(first_tile);
   if (p.inverse_frequencies != nullptr) {
-    static_assert(kThreads >= kMaxAttentionHeadDim / 2);
-    if (thread < p.rotary_dim / 2) shared.rotations[thread] = Rotation(p, run.position, thread);
+    for (int pair = thread; pair < p.rotary_dim / 2; pair += kThreads) {
+      shared.rotations[pair] = Rotation(p, run.position, pair);
+    }
     __syncthreads();
   }
   HeadOfWarp<kWidth> prepared[kPlaces / kWarps];
@@ -146,9 +146,7 @@ __global__ void __launch_bounds__(kTeam* kTeams * 32, kChunks == 1 ? 16 / kTeams
     prepared[i].Begin(p, run.row, warp + i * kWarps, heads, first_head, kv_head, shared.rotations);
   }
   __nv_bfloat16* page = nullptr;
-  if (unit == 0 && rank == 0 && first_in_group == 0 && (kPlaces > kWarps || warp >= heads)) {
-    page = cache.KeyAt(run.position);
-  }
+  if (unit == 0 && rank == 0 && first_in_group == 0) page = cache.KeyAt(run.position);
   const long long row = run.row;
   float* output = p.output + row * p.output_stride + first_head * head_dim;
   uint16_t* rounded =
@@ -290,11 +288,10 @@ bool TakesAttentionStep(const AttentionParams& p) {
 }
 
 bool NormsWholeHeads(const AttentionParams& p) {
-  const auto whole = [&](const HeadNorm& norm, int heads) {
-    return norm.weight == nullptr || (norm.part == p.head_dim &&
-                                      (norm.size == p.head_dim || norm.size == heads * p.head_dim));
+  const auto whole = [&](const HeadNorm& norm) {
+    return norm.weight == nullptr || norm.part == p.head_dim;
   };
-  return whole(p.q_norm, p.heads) && whole(p.k_norm, p.kv_heads);
+  return whole(p.q_norm) && whole(p.k_norm);
 }
 
 void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream) {
@@ -302,7 +299,6 @@ void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream
   spread.group = params.heads / params.kv_heads;
   const int most_heads = params.head_dim > 128 ? kMostWideHeads : kMostHeads;
   spread.owners = (spread.group + most_heads - 1) / most_heads;
-  spread.owners_reciprocal = (65536 + spread.owners - 1) / spread.owners;
   spread.heads = (spread.group + spread.owners - 1) / spread.owners;
   while (1 << spread.page_shift < params.page_positions) ++spread.page_shift;
   // As many parts as the device has room for; rows before parts.

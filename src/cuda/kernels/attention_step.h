@@ -7,8 +7,7 @@ namespace adder::cuda {
 
 // Whether LaunchFusedAttentionStep can take these sizes.
 bool TakesAttentionStep(const AttentionParams& params);
-// Whether it can take the norms of q and k: those over a head each, with weights of one head or
-// all.
+// Whether it can take the norms of q and k: those over a head each.
 bool NormsWholeHeads(const AttentionParams& params);
 void LaunchFusedAttentionStep(const AttentionParams& params, cudaStream_t stream);
 

@@ -52,11 +52,10 @@ class HeadOfWarp {
     eps_ = norm.eps;
     inverse_dim_ = 1.0f / static_cast<float>(p.head_dim);
     const int half = p.inverse_frequencies == nullptr || is_value ? 0 : p.rotary_dim / 2;
-    // All heads have the same weights, or each its own.
-    const float* of_head = weight + (norm.size > p.head_dim ? number * p.head_dim : 0);
     const auto weights = [&](int d) {
-      return weight == nullptr ? make_float4(1, 1, 1, 1)
-                               : *reinterpret_cast<const float4*>(of_head + d);
+      return weight == nullptr
+                 ? make_float4(1, 1, 1, 1)
+                 : *reinterpret_cast<const float4*>(weight + (number * p.head_dim + d) % norm.size);
     };
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
