@@ -62,9 +62,10 @@ void DeviceDecode::Prepare(int bucket) {
   Upload(row_runs_.data(), identity.data(), kRows * sizeof(int), stream_);
 }
 
-std::vector<DeviceDecode::Lane> DeviceDecode::LanesOf(int bucket) const {
+std::vector<DeviceDecode::Lane> DeviceDecode::LanesOf(int bucket) {
   if (LanesIn(bucket) == 1) return {{ops_, stream_, 0, bucket}};
   const int half = bucket / 2;
+  second_ops_->PlaceBuffer(Head().input, ops_, half);
   return {{ops_, stream_, 0, half}, {*second_ops_, second_stream_, half, half}};
 }
 
@@ -73,25 +74,39 @@ int DeviceDecode::RowInLane(int bucket, int index) { return index % (bucket / La
 // A step has a part for every op, and one that chooses tokens.
 int DeviceDecode::StepParts() const { return static_cast<int>(executor_.program().ops.size()) + 1; }
 
+const LinearOp& DeviceDecode::Head() const {
+  return std::get<LinearOp>(executor_.program().ops.back().body);
+}
+
+// The part from which on lanes are one: the head, if it takes all rows of the step in less time
+// than half of them twice.
+int DeviceDecode::FirstJoinedPart(int bucket) const {
+  const bool joins = LanesIn(bucket) > 1 && bucket / 2 > kMostFewTokens;
+  return joins ? StepParts() - 2 : StepParts();
+}
+
 // Puts parts [first, last) of a step of `bucket` rows on the stream. Calls `launched` after each
 // part of each lane.
 void DeviceDecode::LaunchStepParts(int bucket, int first, int last,
                                    const std::function<void(int part)>& launched) {
   const std::vector<Lane> lanes = LanesOf(bucket);
+  const int joined = std::clamp(FirstJoinedPart(bucket), first, last);
+  const auto launch = [&](const Lane& lane, int begin, int end) {
+    for (int part = begin; part < end; ++part) {
+      LaunchPart(lane, part);
+      if (launched) launched(part);
+    }
+  };
   if (lanes.size() > 1) {
     fork_.Record(stream_);
     fork_.HoldUp(second_stream_);
   }
-  for (const Lane& lane : lanes) {
-    for (int part = first; part < last; ++part) {
-      LaunchPart(lane, part);
-      if (launched) launched(part);
-    }
-  }
+  for (const Lane& lane : lanes) launch(lane, first, joined);
   if (lanes.size() > 1) {
     join_.Record(second_stream_);
     join_.HoldUp(stream_);
   }
+  launch({ops_, stream_, 0, bucket}, joined, last);
 }
 
 void DeviceDecode::LaunchPart(const Lane& lane, int part) {

@@ -4,6 +4,8 @@
 // A step of many sequences is cut into two lanes with half of them each, which run side by side:
 // recurrent states of one half are read and written, which takes memory bandwidth, while the other
 // half's matrices are multiplied, which takes little of it and leaves most of the device waiting.
+// Lanes of many sequences meet before the head, whose matrix is then read once: the second lane's
+// hidden states lie behind the first one's.
 #pragma once
 
 #include <cstdint>
@@ -57,10 +59,12 @@ class DeviceDecode {
 
   bool CanDecode(std::span<const DecodeRow> rows) const;
   void Prepare(int bucket);
-  std::vector<Lane> LanesOf(int bucket) const;
+  std::vector<Lane> LanesOf(int bucket);
+  int FirstJoinedPart(int bucket) const;
   // The row of its lane that row `index` of a step is.
   static int RowInLane(int bucket, int index);
   int StepParts() const;
+  const LinearOp& Head() const;
   void LaunchStepParts(int bucket, int first, int last,
                        const std::function<void(int part)>& launched);
   void LaunchPart(const Lane& lane, int part);

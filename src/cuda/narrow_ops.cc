@@ -5,6 +5,7 @@
 #include "cuda/cuda_call.h"
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/batch_linear.h"
+#include "cuda/kernels/expert_step.h"
 #include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/mamba2_selected.h"
@@ -104,6 +105,7 @@ void NarrowOps::AllocateBuffers() {
   size_t steps = 0;
   size_t mixed = 0;
   size_t counters = rows;
+  int64_t exchange = 0;
   for (const Op& op : program_.ops) {
     mixed = std::max(mixed, rows * static_cast<size_t>(MixedFloats(op)));
     if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
@@ -126,6 +128,9 @@ void NarrowOps::AllocateBuffers() {
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       const int choices = weights_.matrix(router->router.weight).rows;
       scores = std::max(scores, rows * static_cast<size_t>(StrideOf(choices)));
+      exchange = std::max<int64_t>(exchange, choices);
+    } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
+      exchange = std::max(exchange, ExpertExchangeWords(weights_.stack(down->down)));
     } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->norm && NormsApart(*linear->norm)) {
         normalized = std::max(normalized, rows * static_cast<size_t>(Stride(linear->input)));
@@ -152,6 +157,17 @@ void NarrowOps::AllocateBuffers() {
   }
   counters_ = DeviceMemory(counters * sizeof(unsigned));
   Check(cudaMemsetAsync(counters_.data(), 0, counters_.bytes(), stream_.get()), "cudaMemset");
+  if (exchange == 0) return;
+  exchange_ = DeviceMemory(static_cast<size_t>(exchange) * sizeof(unsigned));
+  Check(cudaMemsetAsync(exchange_.data(), 0xff, exchange_.bytes(), stream_.get()), "cudaMemset");
+}
+
+void NarrowOps::PlaceBuffer(BufferId id, const NarrowOps& with, int first_row) {
+  const auto index = static_cast<size_t>(id);
+  const auto row = static_cast<size_t>(first_row);
+  buffers_[index] = with.buffers_[index] + row * static_cast<size_t>(Stride(id));
+  if (rounded_[index] == nullptr) return;
+  rounded_[index] = with.rounded_[index] + row * static_cast<size_t>(RoundedStride(id));
 }
 
 void NarrowOps::AllocateRounded() {
@@ -278,7 +294,7 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   shape.unpacked = tiled_weights_.Find(params.matrix, params.norm_weight);
   LaunchLinear(params, shape, stream_.get());
   if (!finishes) return;
-  FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows, 1);
+  FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows);
   finish.products = params.output;
   finish.products_stride = params.output_stride;
   if (op.row_gate != kNoId) {
@@ -314,14 +330,13 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   LaunchFinish(finish, stream_.get());
 }
 
-// What becomes of products_, which hold `parts` parts of `product_rows` rows of a matrix per token.
-FinishParams NarrowOps::FinishOf(BufferId output, int rows, int product_rows, int parts) {
+// What becomes of products_, which hold `product_rows` rows of a matrix per token.
+FinishParams NarrowOps::FinishOf(BufferId output, int rows, int product_rows) {
   FinishParams finish;
   finish.products = products_;
-  finish.products_stride = StrideOf(product_rows * parts);
+  finish.products_stride = StrideOf(product_rows);
   finish.rows = rows;
-  finish.parts = parts;
-  finish.width = Width(output) / parts;
+  finish.width = Width(output);
   finish.output = Values(output);
   finish.output_stride = Stride(output);
   finish.rounded_output = RoundedOutput(output);
@@ -486,85 +501,6 @@ void NarrowOps::Launch(const AttentionOp& op) {
     LaunchKvAppend(params, stream_.get());
     LaunchAttention(params, stream_.get());
   }
-}
-
-RouteParams NarrowOps::RouteOf(const RouterOp& op) const {
-  RouteParams route = RuleOf(op, weights_);
-  route.logits = scores_;
-  route.logits_stride = StrideOf(route.experts);
-  route.tokens = slice_.rows;
-  route.output = Values(op.output);
-  route.output_stride = Stride(op.output);
-  return route;
-}
-
-void NarrowOps::Launch(const RouterOp& op) {
-  LinearParams params = Params(op.input, op.norm, slice_.rows);
-  params.matrix = weights_.matrix(op.router.weight);
-  params.bias = weights_.vector(op.router.bias);
-  params.output = Values(op.output);
-  params.output_stride = Stride(op.output);
-  params.scores = scores_;
-  params.arrivals = counters_.as<unsigned>();
-  const LinearShape shape = Shape();
-  const bool plain = op.routing.plain() && !op.router.scaled();
-  if (plain) {
-    params.epilogue = LinearEpilogue::kRouter;
-    params.top_k = Narrow(op.top_k);
-  } else if (slice_.rows == 1 && !f32_ && params.matrix.cols % 4 == 0 && !op.router.scaled()) {
-    return LaunchRouterByRule(params, RouteOf(op), shape, stream_.get());
-  } else {
-    params.scale = UniformFactor(op.router);
-    params.output = scores_;
-    params.output_stride = StrideOf(params.matrix.rows);
-  }
-  if (ReadsRounded(shape, slice_.rows))
-    params.rounded_input = RoundedInput(op.input, params.input, slice_.rows, nullptr);
-  params.rounded_input_stride = RoundedStride(op.input);
-  LaunchLinear(params, shape, stream_.get());
-  if (!plain) LaunchRoute(RouteOf(op), stream_.get());
-}
-
-void NarrowOps::Launch(const ExpertGateUpOp& op) {
-  ExpertParams params;
-  params.linear = Params(op.input, op.norm, slice_.rows);
-  params.linear.matrix = weights_.stack(op.gate_up);
-  params.linear.epilogue = NeedsRule(op) ? LinearEpilogue::kRule : LinearEpilogue::kSiluMul;
-  params.linear.rule.activates = true;
-  params.linear.rule.activation = op.activation;
-  params.linear.output = Values(op.output);
-  params.linear.output_stride = Stride(op.output);
-  params.routing = Values(op.routing);
-  params.routing_stride = Stride(op.routing);
-  params.top_k = Narrow(op.top_k);
-  ShareLaunch(params);
-  if (joined_router_ != nullptr) {
-    params.router = weights_.matrix(joined_router_->router.weight);
-    params.router_bias = weights_.vector(joined_router_->router.bias);
-    params.chosen = Values(op.routing);
-  }
-  LaunchExpertGateUp(params, Shape(), stream_.get());
-}
-
-void NarrowOps::Launch(const ExpertDownOp& op) {
-  ExpertParams params;
-  params.linear = Params(op.input, std::nullopt, slice_.rows);
-  params.linear.matrix = weights_.stack(op.down);
-  params.linear.epilogue = LinearEpilogue::kAdd;
-  params.linear.scale = op.scale;
-  params.linear.output = Values(op.output);
-  params.linear.output_stride = Stride(op.output);
-  if (op.store) {
-    const size_t row_bytes = static_cast<size_t>(Stride(op.output)) * sizeof(float);
-    Check(cudaMemsetAsync(params.linear.output, 0, static_cast<size_t>(slice_.rows) * row_bytes,
-                          stream_.get()),
-          "cudaMemset");
-  }
-  params.routing = Values(op.routing);
-  params.routing_stride = Stride(op.routing);
-  params.top_k = Narrow(op.top_k);
-  ShareLaunch(params);
-  LaunchExpertDown(params, Shape(), stream_.get());
 }
 
 }  // namespace adder::cuda

@@ -43,6 +43,9 @@ class NarrowOps {
   // of `input`, rows as distant as this class's.
   void LaunchHead(const LinearOp& head, int rows, const float* input, const int* input_rows);
 
+  // From now on the buffer's rows are those of `with` from first_row on, of the same program.
+  void PlaceBuffer(BufferId id, const NarrowOps& with, int first_row);
+
   float* Values(BufferId id) const { return buffers_[static_cast<size_t>(id)]; }
   int Width(BufferId id) const;
   // In floats.
@@ -58,9 +61,11 @@ class NarrowOps {
   static bool IsPlain(const LinearOp& op);
   bool SharesGates(const ExpertGateUpOp& gate_up, const LinearOp& shared) const;
   const LinearOp* SharedExpertOf(size_t index) const;
+  const LinearOp* SharedOf(size_t index) const;
   bool JoinsGates(size_t index) const;
   bool JoinsMixer(size_t index) const;
   void ShareLaunch(ExpertParams& params) const;
+  void SetExchange(ExpertParams& params) const;
   static float FactorOf(const LinearOp& op);
   void FindJoined();
   void FindGatedShared();
@@ -83,8 +88,9 @@ class NarrowOps {
   int64_t MixedFloats(const Op& op) const;
   CausalConvParams ConvOf(const CausalConvOp& op) const;
   RouteParams RouteOf(const RouterOp& op) const;
+  ExpertParams GatesOf(const ExpertGateUpOp& op, const RouterOp* router) const;
   void SetEpilogue(const LinearOp& op, LinearParams& params) const;
-  FinishParams FinishOf(BufferId output, int rows, int product_rows, int parts);
+  FinishParams FinishOf(BufferId output, int rows, int product_rows);
   void Launch(const EmbedOp& op);
   void Launch(const LinearOp& op);
   void Launch(const NormAddOp& op);
@@ -94,6 +100,7 @@ class NarrowOps {
   void Launch(const CausalConvOp& op);
   void Launch(const GatedDeltaOp& op);
   void Launch(const AttentionOp& op);
+  // In expert_ops.cc.
   void Launch(const RouterOp& op);
   void Launch(const ExpertGateUpOp& op);
   void Launch(const ExpertDownOp& op);
@@ -133,6 +140,7 @@ class NarrowOps {
   float* mixed_ = nullptr;        // what one kernel of a mixer leaves for the next
   uint16_t* low_rank_ = nullptr;  // those, rounded
   DeviceMemory counters_;
+  DeviceMemory exchange_;  // see ExpertParams
 
   // What an op of a single token's step is launched with.
   struct Joined {

@@ -1,6 +1,7 @@
 // Steps of decoding: which ops one launch does together. What is decided here follows from the
 // program and the number of rows alone, so a step may be cut between any two ops.
 #include "cuda/cuda_call.h"
+#include "cuda/kernels/expert_step.h"
 #include "cuda/narrow_ops.h"
 #include "cuda/nvtx_range.h"
 #include "cuda/supported.h"
@@ -30,11 +31,8 @@ void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
     if (op == nullptr) return LaunchConvolved(index);
     return op->epilogue == Epilogue::kAdd ? LaunchAdditions(index) : LaunchPair(index);
   }
-  shared_expert_ = SharedExpertOf(index);
-  if (shares && joined_[index].shared != 0) {
-    shared_expert_ = &std::get<LinearOp>(program_.ops[joined_[index].shared].body);
-    shared_gate_ = joined_[index].shared_gate;
-  }
+  shared_expert_ = SharedOf(index);
+  if (shares) shared_gate_ = joined_[index].shared_gate;
   if (index > 0 && JoinsGates(index - 1)) {
     joined_router_ = &std::get<RouterOp>(program_.ops[index - 1].body);
   }
@@ -85,25 +83,27 @@ bool NarrowOps::JoinsGates(size_t index) const {
   if (f32_ || index + 1 >= program_.ops.size()) return false;
   const auto* router = std::get_if<RouterOp>(&program_.ops[index].body);
   const auto* gate_up = std::get_if<ExpertGateUpOp>(&program_.ops[index + 1].body);
-  return router != nullptr && gate_up != nullptr && !NeedsRule(*gate_up) &&
-         router->routing.plain() && !router->router.scaled() &&
-         router->output == gate_up->routing && router->input == gate_up->input &&
-         router->norm == gate_up->norm &&
-         CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight),
-                  slice_.rows);
+  if (router == nullptr || gate_up == nullptr || router->router.scaled() ||
+      router->output != gate_up->routing || router->input != gate_up->input ||
+      router->norm != gate_up->norm || slice_.rows != 1) {
+    return false;
+  }
+  if (!NeedsRule(*gate_up) && router->routing.plain() &&
+      CanRoute(weights_.stack(gate_up->gate_up), weights_.matrix(router->router.weight), 1)) {
+    return true;
+  }
+  ExpertParams params = GatesOf(*gate_up, router);
+  const LinearOp* shared = SharedOf(index + 1);
+  if (shared != nullptr) params.shared = weights_.matrix(shared->linear.weight);
+  return CanStepGates(params, Shape());
 }
-void NarrowOps::ShareLaunch(ExpertParams& params) const {
-  if (shared_expert_ == nullptr) return;
-  params.shared = weights_.matrix(shared_expert_->linear.weight);
-  params.shared_input = Values(shared_expert_->input);
-  params.shared_input_stride = Stride(shared_expert_->input);
-  params.shared_output = Values(shared_expert_->output);
-  params.shared_output_stride = Stride(shared_expert_->output);
-  if (shared_gate_ == kNoId) return;
-  params.shared_gate = Values(shared_gate_);
-  params.shared_gate_stride = Stride(shared_gate_);
+// Of a step's op of experts: the shared one whose work its launch does too, gated or not.
+const LinearOp* NarrowOps::SharedOf(size_t index) const {
+  if (slice_.rows <= kMostShared && joined_[index].shared != 0) {
+    return &std::get<LinearOp>(program_.ops[joined_[index].shared].body);
+  }
+  return SharedExpertOf(index);
 }
-
 // Finds shared experts behind whose experts' gates comes the op of their row gate. Their gates, up
 // go with those of the experts, and what `down` reads is multiplied by the row gate only there.
 void NarrowOps::FindGatedShared() {

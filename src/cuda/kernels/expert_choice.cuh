@@ -51,7 +51,11 @@ struct ExpertChoice {
 
   // out [2 * top_k]: softmax over the chosen scores, then the experts' numbers as f32.
   __device__ __forceinline__ void Write(int top_k, float* out) const {
-    for (int i = static_cast<int>(threadIdx.x); i < top_k; i += static_cast<int>(blockDim.x)) {
+    Weigh(top_k, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), out);
+  }
+  // The same by threads first, first + step, ... alone.
+  __device__ __forceinline__ void Weigh(int top_k, int first, int step, float* out) const {
+    for (int i = first; i < top_k; i += step) {
       float sum = 0;
 #pragma unroll 1
       for (int other = 0; other < top_k; ++other) sum += expf(best[other] - best[0]);

@@ -13,11 +13,13 @@
 // interleaved parts, whatever the batch. With kHeads, blockIdx.z is the matrix. Preconditions:
 // input rows readable up to `cols`; matrix packed as packed_matrix.h says.
 #include "cuda/kernels/batch_linear.h"
+#include "cuda/kernels/expert_step.h"
 #include "cuda/kernels/few_linear.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear.h"
 #include "cuda/kernels/linear_fragments.cuh"
 #include "cuda/kernels/matvec.h"
+#include "cuda/kernels/resident_linear.h"
 #include "cuda/kernels/unpacked_linear.h"
 #include "cuda/kernels/wgmma_linear.h"
 
@@ -360,6 +362,10 @@ void LaunchLinear(const LinearParams& params, const LinearShape& shape, cudaStre
         params.tokens >= kLeastWgmmaTokens && DeviceHasWgmma() &&
         ChooseWgmmaGeometry(params, shape.multiprocessors, DeviceSharedBytes(), &geometry);
     const bool of_few_rows = params.matrix.rows * 6 <= kUnpackedRows * shape.multiprocessors;
+    if (shape.unpacked != nullptr &&
+        LaunchResidentLinear(params, shape.unpacked, shape.multiprocessors, stream)) {
+      return;
+    }
     UnpackedGeometry unpacked;
     if (shape.unpacked != nullptr && params.tokens >= kLeastUnpackedTokens &&
         !(wgmma && params.tokens <= (of_few_rows ? 64 : 32)) &&
@@ -380,11 +386,13 @@ void LaunchHeadsLinear(const LinearParams& linear, int heads, int step, cudaStre
 }
 
 void LaunchExpertGateUp(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream) {
+  if (LaunchExpertGatesStep(params, shape, stream)) return;
   Dispatch<Experts::kGateUp>(params.linear, &params, shape,
                              static_cast<unsigned>(params.linear.tokens * params.top_k), stream);
 }
 
 void LaunchExpertDown(const ExpertParams& params, const LinearShape& shape, cudaStream_t stream) {
+  if (LaunchExpertDownStep(params, shape, stream)) return;
   Dispatch<Experts::kDown>(params.linear, &params, shape,
                            static_cast<unsigned>(params.linear.tokens), stream);
 }

@@ -102,6 +102,12 @@ struct ExpertParams {
   PackedMatrix router;
   const float* router_bias = nullptr;  // [experts]; null: none
   float* chosen = nullptr;             // where `routing` points
+  RouteParams route;                   // the rule to choose by; `experts` 0: the common one
+
+  // One token: what blocks of a launch tell each other (ExpertExchangeWords), words whose bits are
+  // all ones before and after, and a counter, zero before and after. Null: launches do without.
+  unsigned* exchange = nullptr;
+  unsigned* arrivals = nullptr;
 };
 
 // Whether a launch of experts' gates for so many tokens can choose the experts as well: matrices of

@@ -15,11 +15,8 @@ __global__ void __launch_bounds__(kThreads) FinishKernel(const __grid_constant__
   PdlTrigger();
   const int row = static_cast<int>(blockIdx.y);
   const int at = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  if (at >= p.parts * p.width) return;
-  const int part = at / p.width;
-  const int r = at - part * p.width;
-  const float* products = p.products + static_cast<long long>(row) * p.products_stride +
-                          static_cast<long long>(part) * p.width * (p.gated ? 2 : 1);
+  if (at >= p.width) return;
+  const float* products = p.products + static_cast<long long>(row) * p.products_stride;
   const auto value = [&](int index) {
     float z = p.input_scale * products[index];
     if (p.bias != nullptr) z += p.bias[index];
@@ -32,9 +29,9 @@ __global__ void __launch_bounds__(kThreads) FinishKernel(const __grid_constant__
     if (p.addend != nullptr) z += p.addend[static_cast<long long>(row) * p.addend_stride + index];
     return z;
   };
-  float y = value(r);
+  float y = value(at);
   if (p.gated || p.activates) y = Activate(p.activation, y);
-  if (p.gated) y *= value(p.width + r);
+  if (p.gated) y *= value(p.width + at);
   if (p.row_gate != nullptr) {
     y *= Sigmoid(p.row_gate[static_cast<long long>(row) * p.row_gate_stride]);
   }
@@ -52,10 +49,9 @@ __global__ void __launch_bounds__(kThreads) FinishKernel(const __grid_constant__
 }  // namespace
 
 void LaunchFinish(const FinishParams& params, cudaStream_t stream) {
-  const int results = params.parts * params.width;
-  if (results == 0 || params.rows == 0) return;
+  if (params.width == 0 || params.rows == 0) return;
   Launch("the kernel that finishes products", FinishKernel,
-         dim3(static_cast<unsigned>((results + kThreads - 1) / kThreads),
+         dim3(static_cast<unsigned>((params.width + kThreads - 1) / kThreads),
               static_cast<unsigned>(params.rows)),
          dim3(kThreads), 0, stream, params);
 }

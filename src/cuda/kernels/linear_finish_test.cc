@@ -19,23 +19,23 @@ class LinearFinish : public KernelTest {
   static void Check(FinishParams p, bool has_bias, bool has_row_gate, bool has_addend = false,
                     bool has_factor = false) {
     Numbers numbers(3);
-    const int of_part = p.gated ? 2 * p.width : p.width;
-    p.products_stride = p.parts * of_part + 5;
-    p.output_stride = p.parts * p.width + 3;
-    p.rounded_output_stride = p.parts * p.width + 8;
+    const int of_products = p.gated ? 2 * p.width : p.width;
+    p.products_stride = of_products + 5;
+    p.output_stride = p.width + 3;
+    p.rounded_output_stride = p.width + 8;
     p.row_gate_stride = 4;
     const auto at = [](int row, int stride, int index) {
       return static_cast<size_t>(row * stride + index);
     };
     const std::vector<float> products =
         numbers.Vector(static_cast<size_t>(p.rows * p.products_stride), 4);
-    const std::vector<float> bias = numbers.Vector(static_cast<size_t>(of_part), 2);
+    const std::vector<float> bias = numbers.Vector(static_cast<size_t>(of_products), 2);
     const std::vector<float> gates = numbers.Vector(static_cast<size_t>(p.rows * 4), 3);
     const std::vector<float> before =
         numbers.Vector(static_cast<size_t>(p.rows * p.output_stride), 2);
     const DeviceArray<float> device_products(products), device_bias(bias), device_gates(gates),
         output(before);
-    p.addend_stride = of_part + 2;
+    p.addend_stride = of_products + 2;
     p.factor_stride = p.width + 7;
     const std::vector<float> addend =
         numbers.Vector(static_cast<size_t>(p.rows * p.addend_stride), 2);
@@ -58,23 +58,21 @@ class LinearFinish : public KernelTest {
     for (int row = 0; row < p.rows; ++row) {
       for (int i = 0; i < p.output_stride; ++i) {
         const size_t index = at(row, p.output_stride, i);
-        if (i >= p.parts * p.width) {
+        if (i >= p.width) {
           ASSERT_EQ(found[index], before[index]) << "row " << row << " column " << i;
           continue;
         }
         const auto value = [&](int r) {
-          double z =
-              p.input_scale *
-              static_cast<double>(products[at(row, p.products_stride, i / p.width * of_part + r)]);
+          double z = p.input_scale * static_cast<double>(products[at(row, p.products_stride, r)]);
           if (has_bias) z += bias[static_cast<size_t>(r)];
           for (int f = p.factor_count - 1; f >= 0; --f) {
             if (r < p.factor_ends[f] && (f == 0 || r >= p.factor_ends[f - 1])) z *= p.factors[f];
           }
           return z + (has_addend ? addend[at(row, p.addend_stride, r)] : 0.0f);
         };
-        double y = value(i % p.width);
+        double y = value(i);
         if (p.gated || p.activates) y = Activated(p.activation, y);
-        if (p.gated) y *= value(p.width + i % p.width);
+        if (p.gated) y *= value(p.width + i);
         if (has_row_gate) y *= Sigmoid(gates[static_cast<size_t>(row * 4)]);
         if (has_factor) y *= factor[at(row, p.factor_stride, i)];
         y = p.scale * y + (p.adds ? before[index] : 0.0f);
@@ -119,19 +117,6 @@ TEST_F(LinearFinish, Activations) {
       Check(p, !gated, gated);
     }
   }
-}
-
-TEST_F(LinearFinish, ExpertsOfARow) {
-  FinishParams p;
-  p.rows = 5;
-  p.parts = 3;
-  p.width = 37;
-  p.activates = true;
-  p.activation = Activation::kRelu2;
-  Check(p, false, false);
-  p.gated = true;
-  p.activation = Activation::kGelu;
-  Check(p, false, false);
 }
 
 TEST_F(LinearFinish, ScaledRows) {

@@ -14,6 +14,7 @@
 #include "cuda/kernels/few_linear.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matrices_for_test.h"
+#include "cuda/kernels/resident_linear.h"
 #include "cuda/kernels/unpacked_linear.h"
 #include "cuda/kernels/wgmma_linear.h"
 
@@ -95,10 +96,10 @@ class LinearKernels : public testing::TestWithParam<Format> {
   }
 
   // Rows of `input` [tokens][stride] times the matrix, with all of an epilogue's parts. With a
-  // geometry, by the kernel that takes it.
+  // geometry, by the kernel that takes it; `resident`: by that of heads.
   void Check(const Shape& shape, int tokens, LinearEpilogue epilogue, bool f32,
              int multiprocessors = 132, const WgmmaGeometry* geometry = nullptr,
-             const UnpackedGeometry* unpacked = nullptr) {
+             const UnpackedGeometry* unpacked = nullptr, bool resident = false) {
     const bool gated = epilogue == LinearEpilogue::kSiluMul;
     const Matrices matrices(GetParam(), 1, shape.rows, shape.cols, gated, 11);
     const int stride = (shape.cols + 3) / 4 * 4;
@@ -159,11 +160,17 @@ class LinearKernels : public testing::TestWithParam<Format> {
                   rounded_stride, stream.get());
       p.rounded_input = rounded_input.data();
       p.rounded_input_stride = rounded_stride;
+    }
+    const bool writes_rounded = reads_rounded && !resident;
+    if (writes_rounded) {
       p.rounded_output = rounded_output.data();
       p.rounded_output_stride = output_stride;
     }
     const DeviceArray<uint16_t> tiles(UnpackedBytes(matrices.view) / sizeof(uint16_t));
-    if (unpacked != nullptr) {
+    if (resident) {
+      LaunchUnpackTiles(matrices.view, p.norm_weight, tiles.data(), stream.get());
+      ASSERT_TRUE(LaunchResidentLinear(p, tiles.data(), multiprocessors, stream.get()));
+    } else if (unpacked != nullptr) {
       ASSERT_TRUE(UnpackedTakes(p, *unpacked, DeviceSharedBytes()));
       LaunchUnpackTiles(matrices.view, p.norm_weight, tiles.data(), stream.get());
       LaunchUnpackedLinear(p, tiles.data(), *unpacked, stream.get());
@@ -208,7 +215,7 @@ class LinearKernels : public testing::TestWithParam<Format> {
                 Tolerance(tokens, gated, f32))
           << shape.rows << " x " << shape.cols << ", token " << token << " of " << tokens
           << (f32 ? ", f32" : "");
-      for (size_t i = from; reads_rounded && i < from + static_cast<size_t>(width); ++i) {
+      for (size_t i = from; writes_rounded && i < from + static_cast<size_t>(width); ++i) {
         EXPECT_EQ(copy[i], ToBf16(found[i]));
       }
       // What is not of the row stays.
@@ -246,6 +253,8 @@ TEST_P(LinearKernels, MoreTilesThanFit) {
     for (int tokens : {1, 2, 5, 8}) {
       Check({900, 192}, tokens, epilogue, false, /*multiprocessors=*/1);
     }
+    // Packed to four bits it fits, a block per multiprocessor.
+    Check({900, 1088}, 1, epilogue, false, /*multiprocessors=*/4);
   }
 }
 
@@ -277,24 +286,36 @@ TEST_P(LinearKernels, GeometriesOfWgmma) {
   }
 }
 
-// The same from weights unpacked before, by clusters that share columns or tokens, and by blocks
-// that take several times 64 rows.
+// The same from weights unpacked before, by clusters that share columns, and by blocks that take
+// several times 64 rows.
 TEST_P(LinearKernels, GeometriesOfUnpackedWeights) {
   const bool has_format = GetParam().bits > 0 || GetParam().store == Store::kBf16;
   if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << "no such kernel";
-  for (const UnpackedGeometry& g : {UnpackedGeometry{16, 2, 1, 1, 4, 0},
-                                    {16, 4, 2, 1, 2, 0},
-                                    {32, 2, 1, 2, 3, 0},
-                                    {32, 4, 4, 1, 3, 0},
-                                    {64, 2, 8, 1, 3, 0},
-                                    {64, 4, 1, 1, 3, 0},
-                                    {64, 2, 1, 4, 6, 4},
-                                    {64, 2, 1, 1, 3, 1},
-                                    {128, 2, 2, 1, 4, 0},
-                                    {128, 2, 1, 2, 3, 2}}) {
+  for (const UnpackedGeometry& g : {UnpackedGeometry{16, 2, 1, 4, 0},
+                                    {16, 4, 2, 2, 0},
+                                    {32, 2, 1, 3, 0},
+                                    {32, 4, 4, 3, 0},
+                                    {64, 2, 8, 3, 0},
+                                    {64, 4, 1, 3, 0},
+                                    {64, 2, 1, 6, 4},
+                                    {64, 2, 1, 3, 1},
+                                    {128, 2, 2, 4, 0},
+                                    {128, 2, 1, 3, 2}}) {
     for (LinearEpilogue epilogue :
          {LinearEpilogue::kStore, LinearEpilogue::kAdd, LinearEpilogue::kSiluMul}) {
       Check({232, 1088}, 75, epilogue, false, 132, nullptr, &g);
+    }
+  }
+}
+
+// The same with the tokens in every block, which takes several times 64 rows.
+TEST_P(LinearKernels, HeadsOfResidentTokens) {
+  const bool has_format = GetParam().bits > 0 || GetParam().store == Store::kBf16;
+  if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << "no such kernel";
+  for (int tokens : {65, 100, 128}) {
+    for (const Shape& shape : {Shape{1000, 192}, Shape{779, 768}}) {
+      Check(shape, tokens, LinearEpilogue::kStore, false, /*multiprocessors=*/3, nullptr, nullptr,
+            true);
     }
   }
 }

@@ -101,17 +101,15 @@ std::vector<UnpackedGeometry> UnpackedGeometries(const LinearParams& p) {
     const int token_blocks = (p.tokens + tokens - 1) / tokens;
     for (const int groups : {2, 4})
       for (const int split : {1, 2, 4, 8}) {
-        for (const int share : {1, 2}) {
-          for (const int stages : {2, 3, 4, 6}) {
-            for (const int blocks : {0, 132 / token_blocks, 264 / token_blocks}) {
-              const UnpackedGeometry g = {tokens, groups, split, share, stages, blocks};
-              if (!UnpackedTakes(p, g, kSharedBytes)) continue;
-              if (blocks > 0 && row_blocks <= blocks * 5 / 4) continue;
-              if (blocks == 0 && row_blocks * token_blocks > 800) continue;
-              const int count = row_blocks * split * token_blocks;
-              if (count < 40 || (split > 1 && count > 280)) continue;
-              found.push_back(g);
-            }
+        for (const int stages : {2, 3, 4, 6}) {
+          for (const int blocks : {0, 132 / token_blocks, 264 / token_blocks}) {
+            const UnpackedGeometry g = {tokens, groups, split, stages, blocks};
+            if (!UnpackedTakes(p, g, kSharedBytes)) continue;
+            if (blocks > 0 && row_blocks <= blocks * 5 / 4) continue;
+            if (blocks == 0 && row_blocks * token_blocks > 800) continue;
+            const int count = row_blocks * split * token_blocks;
+            if (count < 40 || (split > 1 && count > 280)) continue;
+            found.push_back(g);
           }
         }
       }
@@ -252,8 +250,8 @@ void TimeMatrix(const MatrixCase& c, int tokens) {
               [](const auto& a, const auto& b) { return a.first.first < b.first.first; });
     for (size_t i = 0; i < std::min<size_t>(all.size(), 6); ++i) {
       const UnpackedGeometry& g = all[i].second;
-      std::printf("   {%d, %d, %d, %d, %d, %d} %.2f", g.tokens, g.groups, g.split, g.share,
-                  g.stages, g.blocks, all[i].first.first);
+      std::printf("   {%d, %d, %d, %d, %d} %.2f", g.tokens, g.groups, g.split, g.stages, g.blocks,
+                  all[i].first.first);
     }
     std::printf("   of %zu, largest difference %.1e\n", all.size(), far);
     std::fflush(stdout);

@@ -51,6 +51,21 @@ struct Launcher {
     while (!fits() && params.row_warps < kMostRowWarps) CutRows(params.row_warps + 1, spans);
   }
 
+  // Whether the matrix fits into the device's shared memory, cut into a block per multiprocessor;
+  // the cut is then chosen.
+  template <WeightFormat F, bool kWide>
+  bool FillsOnce(int tiles, int spans) {
+    const int row_warps = RoundedUp(tiles, multiprocessors);
+    if (row_warps > kMostWarps) return false;
+    const MatvecParams before = params;
+    CutRows(row_warps, spans);
+    params.column_warps_reciprocal = Reciprocal(params.column_warps);
+    const int weights = row_warps * params.column_warps * params.held_spans * kSpanBytes<F, kWide>;
+    if (weights + spans * kSpanChunks<F, kWide> * 256 + 2048 <= DeviceSharedBytes()) return true;
+    params = before;
+    return false;
+  }
+
   template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue>
   void Run() {
     constexpr int kChunks = kSpanChunks<F, kWide>;
@@ -98,6 +113,10 @@ struct Launcher {
         kEpilogue == LinearEpilogue::kRouter || kEpilogue == LinearEpilogue::kRouteByRule;
     if constexpr ((kExperts == Experts::kNone || kExperts == Experts::kNormed) && !kChooses) {
       if (blocks > 2 * multiprocessors) {
+        if (FillsOnce<F, kWide>(m.tiles, spans)) {
+          return Start<F, kWide, kExperts, kEpilogue, Walk::kOnce>(
+              RoundedUp(m.tiles, params.row_warps));
+        }
         params.column_warps = 1;
         params.row_warps = kStreamWarps;
         // Every warp has the same number of tiles, or one fewer.

@@ -14,8 +14,9 @@ __host__ __device__ constexpr int ChoiceByRuleBytes(int experts, int groups) {
 }
 
 // Every thread of a block of whole warps calls this. `shared` begins with the experts' logits; a
-// barrier lies between their writing and this. out: as RouteParams::output of one token.
-__device__ inline void ChooseByRule(const RouteParams& p, float* shared, float* out) {
+// barrier lies between their writing and this, which ends with one. The ExpertChoice behind them
+// then has the chosen experts' numbers, and the logits have become scores.
+__device__ inline void RankByRule(const RouteParams& p, float* shared) {
   float* scores = shared;
   const ExpertChoice choice(shared + p.experts, p.experts);
   float* of_groups = shared + 4 * p.experts;
@@ -68,16 +69,30 @@ __device__ inline void ChooseByRule(const RouteParams& p, float* shared, float* 
   }
 
   choice.Rank(p.top_k);
-  for (int j = thread; j < p.top_k; j += threads) {
+}
+
+// What RankByRule has chosen, and its weights, by threads first, first + step, ... of a block. out:
+// as RouteParams::output of one token.
+__device__ inline void WeighByRule(const RouteParams& p, const float* shared, int first, int step,
+                                   float* out) {
+  const float* scores = shared;
+  const int* experts = reinterpret_cast<const int*>(shared + 3 * p.experts);
+  for (int j = first; j < p.top_k; j += step) {
     float chosen = p.normalize_eps;
-    for (int other = 0; other < p.top_k; ++other) chosen += scores[choice.experts[other]];
+    for (int other = 0; other < p.top_k; ++other) chosen += scores[experts[other]];
     const float factor = p.normalizes ? p.scale / chosen : p.scale;
-    const int expert = choice.experts[j];
+    const int expert = experts[j];
     const bool idle = expert >= p.experts - p.idle;
     const float scale = p.expert_scale == nullptr ? factor : factor * p.expert_scale[expert];
     out[j] = idle ? 0.0f : scores[expert] * scale;
     out[p.top_k + j] = idle ? 0.0f : static_cast<float>(expert);
   }
+}
+
+// Both, with the same conditions.
+__device__ inline void ChooseByRule(const RouteParams& p, float* shared, float* out) {
+  RankByRule(p, shared);
+  WeighByRule(p, shared, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), out);
 }
 
 }  // namespace adder::cuda

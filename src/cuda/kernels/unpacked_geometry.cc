@@ -40,9 +40,8 @@ bool UnpackedTakes(const LinearParams& params, const UnpackedGeometry& g, int sh
   const PackedMatrix& m = params.matrix;
   return params.epilogue != LinearEpilogue::kRouter &&
          params.epilogue != LinearEpilogue::kRouteByRule && params.rounded_input_stride % 8 == 0 &&
-         g.stages >= 2 && g.stages <= kMostUnpackedStages &&
-         (g.split == 1 || (g.share == 1 && g.blocks == 0)) && g.tokens % (8 * g.share) == 0 &&
-         g.tokens % g.split == 0 && m.chunks >= g.groups * g.split &&
+         g.stages >= 2 && g.stages <= kMostUnpackedStages && (g.split == 1 || g.blocks == 0) &&
+         g.tokens % 8 == 0 && g.tokens % g.split == 0 && m.chunks >= g.groups * g.split &&
          (g.groups == 2 || g.tokens < 128) &&
          UnpackedLayout(params.norm_weight != nullptr, g).total <= shared_bytes;
 }

@@ -2,9 +2,8 @@
 // bf16 activations and weights unpacked to bf16, times those of the norm.
 //
 // Ownership: a block owns 64 rows, kTokens tokens and its rank's part of the columns; blocks of a
-// cluster either share the columns (split), or have the same columns of different rows and copy
-// parts of the tokens for each other (share). A block of a matrix of many rows may take several
-// times 64 rows, one after the other. Its last warp fills a ring of stages with weights and tokens:
+// cluster share the columns (split). A block of a matrix of many rows may take several times 64
+// rows, one after the other. Its last warp fills a ring of stages with weights and tokens:
 // a chunk of columns for each warpgroup, which multiplies its 64 rows by all of the tokens.
 //
 // Phases: (1) copies of the first stages' weights begin; (2) PdlWait of the copying warp, then
@@ -13,10 +12,8 @@
 // cluster those of its blocks, and get the norm's factor, which needs the whole row, the bias and
 // the epilogue.
 //
-// Barriers: of each stage, when it is filled, and when all who read it are done (with `share`,
-// those of all blocks, because each block's copies fill all of them); of all warpgroups, around the
-// sums; of the cluster, when its barriers are made, around the exchange of sums, and before
-// leaving.
+// Barriers: of each stage, when it is filled, and when all who read it are done; of all warpgroups,
+// around the sums; of a split cluster, around the exchange of sums, and before leaving.
 #include <cuda.h>
 
 #include <algorithm>
@@ -41,8 +38,7 @@ struct UnpackedParams {
   FinishParams finish;
   const uint16_t* weights;  // in tiles
   int split_bits;           // log2 of geometry.split
-  int row_blocks;           // rounded up to whole clusters
-  int last_row_block;
+  int row_blocks;
 };
 
 constexpr int kTileBytes = kUnpackedRows * kChunkCols * 2;
@@ -88,7 +84,6 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int stages = params.geometry.stages;
   const int split = 1 << params.split_bits;
-  const int share = params.geometry.share;
   const int rank = static_cast<int>(blockIdx.x) & (split - 1);
   const int first_token = static_cast<int>(blockIdx.y) * kTokens;
   const int first_chunk = m.chunks * rank >> params.split_bits;
@@ -103,28 +98,21 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
 
   if (threadIdx.x < stages) {
     InitArrival(SharedAddress(stage_filled + threadIdx.x));
-    InitArrival(SharedAddress(stage_free + threadIdx.x), 4 * kGroups * share);
+    InitArrival(SharedAddress(stage_free + threadIdx.x), 4 * kGroups);
   }
   FenceArrivals();
   __syncthreads();
-  if (share > 1) {
-    ClusterArrive();
-    ClusterWait();
-  }
   const int first_block = static_cast<int>(blockIdx.x) >> params.split_bits;
   const int block_step = static_cast<int>(gridDim.x) >> params.split_bits;
 
   if (warp == kConsumers / 32) {
-    const int of_cluster = static_cast<int>(blockIdx.x) & (share - 1);
-    const int own_tokens = kTokens / share;
     const char* const data = reinterpret_cast<const char*>(params.weights);
     const auto copy_weights = [&](int row_block, int step, int slot) {
       const int count = min(kGroups, chunks - step * kGroups);
       const unsigned barrier = SharedAddress(stage_filled + slot);
       ExpectBytes(barrier, count * (kTileBytes + kChunkBytes));
       const long long tile =
-          static_cast<long long>(min(row_block, params.last_row_block)) * m.chunks + first_chunk +
-          step * kGroups;
+          static_cast<long long>(row_block) * m.chunks + first_chunk + step * kGroups;
       CopyBytes(shared + params.layout.weights + slot * (kGroups * kTileBytes),
                 data + tile * kTileBytes, count * kTileBytes, barrier);
     };
@@ -132,16 +120,8 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
       const int count = min(kGroups, chunks - step * kGroups);
       const unsigned barrier = SharedAddress(stage_filled + slot);
       for (int i = 0; i < count; ++i) {
-        const unsigned to = shared + (slot * kGroups + i) * kChunkBytes +
-                            of_cluster * own_tokens * (kChunkCols * 2);
-        const int column = (first_chunk + step * kGroups + i) * kChunkCols;
-        const int row = first_token + of_cluster * own_tokens;
-        if (share > 1) {
-          CopyBoxToAll(to, &params.tokens, column, row, barrier,
-                       static_cast<unsigned short>((1 << share) - 1));
-        } else {
-          CopyBox(to, &params.tokens, column, row, barrier);
-        }
+        CopyBox(shared + (slot * kGroups + i) * kChunkBytes, &params.tokens,
+                (first_chunk + step * kGroups + i) * kChunkCols, first_token, barrier);
       }
     };
     const int ahead = min(stages, steps);
@@ -182,12 +162,7 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
     const Outputs outputs(p);
     float* sums = reinterpret_cast<float*>(bytes + params.layout.sums);
     const auto free_stage = [&](int slot) {
-      if (lane >= share) return;
-      if (share > 1) {
-        ArriveThere(RemoteAddress(stage_free + slot, static_cast<unsigned>(lane)));
-      } else {
-        Arrive(SharedAddress(stage_free + slot));
-      }
+      if (lane == 0) Arrive(SharedAddress(stage_free + slot));
     };
     Place place;
 #pragma unroll 1
@@ -325,9 +300,9 @@ __global__ void __launch_bounds__(128 * kGroups + 32, MostBlocks(kTokens, kGroup
     }
   }
   __syncwarp();
-  if (split > 1 || share > 1) {
-    // Of a split cluster the copying warp was not at the barrier before the exchange.
-    if (split > 1 && warp == kConsumers / 32) {
+  if (split > 1) {
+    // The copying warp was not at the barrier before the exchange.
+    if (warp == kConsumers / 32) {
       ClusterArrive();
       ClusterWait();
     }
@@ -346,19 +321,15 @@ void LaunchKernel(const LinearParams& p, const uint16_t* weights, const Unpacked
   Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              DeviceSharedBytes()),
         "cudaFuncSetAttribute");
-  UnpackedParams params = {
-      MapTokens(p, kTokens / geometry.share), p, geometry, layout, FinishOf(p), weights, 0, 0, 0};
+  UnpackedParams params = {MapTokens(p, kTokens), p, geometry, layout, FinishOf(p), weights, 0, 0};
   while (1 << params.split_bits < geometry.split) ++params.split_bits;
-  const int row_blocks = (p.matrix.tiles + kTiles - 1) / kTiles;
-  params.last_row_block = row_blocks - 1;
-  const int share = geometry.share;
-  params.row_blocks = (row_blocks + share - 1) / share * share;
-  int blocks = params.row_blocks;
-  if (geometry.blocks > 0) blocks = std::min(blocks, std::max(1, geometry.blocks / share) * share);
+  params.row_blocks = (p.matrix.tiles + kTiles - 1) / kTiles;
+  const int blocks =
+      geometry.blocks > 0 ? std::min(params.row_blocks, geometry.blocks) : params.row_blocks;
   LaunchClusters("the matrix kernel of unpacked weights", kernel,
                  dim3(static_cast<unsigned>(blocks * geometry.split),
                       static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens)),
-                 dim3(128 * kGroups + 32), dim3(static_cast<unsigned>(geometry.split * share)),
+                 dim3(128 * kGroups + 32), dim3(static_cast<unsigned>(geometry.split)),
                  static_cast<size_t>(layout.total), stream, params);
 }
 

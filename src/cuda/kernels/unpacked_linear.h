@@ -34,7 +34,6 @@ struct UnpackedGeometry {
   int tokens = 64;  // of a block: 16, 32, 64 or 128
   int groups = 2;   // warpgroups that take a block's chunks of columns in turns: 2 or 4
   int split = 1;    // blocks of a cluster that share the columns: 1, 2, 4 or 8
-  int share = 1;    // blocks of a cluster that copy tokens for each other: 1, 2 or 4; 1 with split
   int stages = 3;   // of a block's ring: 2 to 8
   int blocks = 0;   // per token block at most, which then take rows in turns; 0: one per 64 rows
 };

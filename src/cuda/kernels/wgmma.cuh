@@ -107,10 +107,6 @@ __device__ __forceinline__ void Arrive(unsigned barrier) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0];}" ::"r"(barrier)
                : "memory");
 }
-// Arrives at a barrier of any block of the cluster: an address as RemoteAddress gives it.
-__device__ __forceinline__ void ArriveThere(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 // Makes barriers known to copies: after InitArrival, before the block's barrier.
 __device__ __forceinline__ void FenceArrivals() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -157,14 +153,9 @@ __device__ __forceinline__ void CopyBytes(unsigned to, const void* from, int byt
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// CopyBox into the same place of all blocks of the cluster in `mask`, telling each one's barrier.
-__device__ __forceinline__ void CopyBoxToAll(unsigned to, const CUtensorMap* map, int column,
-                                             int row, unsigned barrier, unsigned short mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(mask)
-      : "memory");
+// Brings as many bytes to the L2 cache.
+__device__ __forceinline__ void PrefetchBytes(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 // Copies the map's box whose first element is at `column` of `row`.
 __device__ __forceinline__ void CopyBox(unsigned to, const CUtensorMap* map, int column, int row,
