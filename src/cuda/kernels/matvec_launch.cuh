@@ -61,7 +61,7 @@ struct Launcher {
     CutRows(row_warps, spans);
     params.column_warps_reciprocal = Reciprocal(params.column_warps);
     const int weights = row_warps * params.column_warps * params.held_spans * kSpanBytes<F, kWide>;
-    if (weights + spans * kSpanChunks<F, kWide> * 256 + 2048 <= DeviceSharedBytes()) return true;
+    if (weights + spans * kSpanChunks<F, kWide> * 260 + 2048 <= DeviceSharedBytes()) return true;
     params = before;
     return false;
   }
