@@ -186,7 +186,9 @@ __global__ void __launch_bounds__(kStepThreads, 1)
         if (lane == 0) *p.arrivals = 0;
       }
     }
-    PdlTrigger();
+    // The first thread of a block to trigger does so for all of it: in the block that writes the
+    // choice, only the warp that has written it may.
+    if (number != 0 || warp == kStepWarps - 1) PdlTrigger();
   }
   if (multiplies) block.Multiply(block.slot, block.column, p.cut.column_warps, spans);
   __syncthreads();
