@@ -10,7 +10,7 @@
 namespace adder::cuda::test {
 namespace {
 
-// The output is bf16, states are f32. Measured: see the properties of the tests.
+// The output is bf16, states are f32.
 constexpr double kTolerance = 0.005;
 constexpr double kStateTolerance = 2e-5;
 
