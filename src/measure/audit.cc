@@ -86,7 +86,12 @@ AuditRule ChannelRule(const Program& program, int64_t lanes, const AuditReport& 
   for (const AuditKernel& kernel : report.kernels) {
     if (kernel.per_layer > most->per_layer) most = &kernel;
   }
-  const int64_t allowed = kMostInstancesPerLayer * lanes;
+  // What a layer's ops come to does not grow with its channels either.
+  int64_t of_ops = kMostInstancesPerLayer;
+  for (int64_t layer = 0; layer < report.layers; ++layer) {
+    of_ops = std::max(of_ops, MostLaunches(program, layer));
+  }
+  const int64_t allowed = of_ops * lanes;
   return {"no launches per channel", most->per_layer <= static_cast<double>(allowed),
           Concat(most->name, " runs most often, ", Number(most->per_layer),
                  " times per layer; at most ", allowed, " are allowed, and a layer has ",

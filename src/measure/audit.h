@@ -61,7 +61,8 @@ struct AuditReport {
 // the part of the time from the first start to the last end in which anything ran.
 //
 // Rules, each for a lane of a step (DecodeStream::Lanes): no kernel runs once per channel (at most
-// kMostInstancesPerLayer times per layer and step);
+// kMostInstancesPerLayer times per layer and step, or as often as MostLaunches allows a layer
+// launches at all, if that is more);
 // no call waits for a stream or the device, and none allocates; no layer runs more launches than
 // MostLaunches (program/launch_bound.h) says; the GPU is busy for at least kLeastBusyShare. Throws
 // Error when there is nothing to judge.

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kStepThreads, 1)
   const int first_tile = static_cast<int>(blockIdx.x) * p.cut.tiles;
   const int tile = first_tile + block.slot;
   const bool multiplies = block.slot < p.cut.tiles && tile < m.tiles;
-  const auto choice_of = [&](int span) { return StepQuotient(span, p.expert_spans_reciprocal); };
+  const auto choice_of = [&](int span) { return Quotient(span, p.expert_spans_reciprocal); };
   {
     // A choice per lane.
     const int number = lane < p.top_k ? static_cast<int>(__ldcg(p.routing + p.top_k + lane)) : 0;
@@ -131,7 +131,7 @@ bool Start(const ExpertParams& experts, int multiprocessors, cudaStream_t stream
   p.shared = experts.shared;
   p.top_k = experts.top_k;
   p.expert_spans = SpansOf<F, kWide>(p.matrix);
-  p.expert_spans_reciprocal = StepReciprocal(p.expert_spans);
+  p.expert_spans_reciprocal = Reciprocal(p.expert_spans);
   p.all_spans = p.expert_spans * p.top_k + SpansOf<F, kWide>(p.shared);
   p.routing = experts.routing;
   p.input = experts.linear.input;

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kStepThreads, 1)
   const bool multiplies = block.slot < tiles;
   const PackedMatrix& m = is_shared ? p.shared : p.matrix;
   const int routed = routed_begin + block.slot - shared_tiles;
-  const int choice = is_shared ? 0 : StepQuotient(routed, p.tiles_reciprocal);
+  const int choice = is_shared ? 0 : Quotient(routed, p.tiles_reciprocal);
   const int tile = is_shared ? shared_begin + block.slot : routed - choice * p.matrix.tiles;
   const auto copy_tile = [&](int matrix) {
 #pragma unroll 1
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kStepThreads, 1)
   float y = block.AddUp(warp * p.cut.column_warps, p.cut.column_warps) * factor;
   const bool of_shared = warp < shared_tiles;
   const int finished = routed_begin + warp - shared_tiles;
-  const int of_choice = of_shared ? 0 : StepQuotient(finished, p.tiles_reciprocal);
+  const int of_choice = of_shared ? 0 : Quotient(finished, p.tiles_reciprocal);
   const int finished_tile = of_shared ? shared_begin + warp : finished - of_choice * p.matrix.tiles;
   const bool gated = p.matrix.interleaved;
   const int rows = of_shared ? p.shared.rows : p.matrix.rows;
@@ -229,7 +229,7 @@ bool PlanGates(const ExpertParams& experts, int multiprocessors, GatesParams& p,
   p.routed_more = routed % blocks;
   p.shared_tiles = p.shared.tiles / blocks;
   p.shared_more = p.shared.tiles % blocks;
-  p.tiles_reciprocal = StepReciprocal(p.matrix.tiles);
+  p.tiles_reciprocal = Reciprocal(p.matrix.tiles);
   p.cut.tiles = p.routed_tiles + p.shared_tiles + (p.routed_more > 0) + (p.shared_more > 0);
   // Unless some blocks would have one more of both.
   if (p.routed_more > 0 && p.shared_more > 0 && p.routed_more + p.shared_more <= blocks) {

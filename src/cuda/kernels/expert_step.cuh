@@ -15,6 +15,7 @@
 #include "cuda/kernels/expert_step.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
+#include "cuda/kernels/small_quotient.h"
 
 namespace adder::cuda {
 
@@ -48,12 +49,6 @@ struct StepLayout {
     total = more + more_bytes;
   }
 };
-
-// 65536 / n, rounded up, turns small quotients by n into a product.
-inline int StepReciprocal(int n) { return (65536 + n - 1) / n; }
-__device__ __forceinline__ int StepQuotient(int value, int reciprocal) {
-  return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
-}
 
 __device__ __forceinline__ unsigned Peek(const unsigned* word) {
   unsigned value;
@@ -100,7 +95,7 @@ struct StepBlock {
         thread(static_cast<int>(threadIdx.x)),
         lane(thread % 32),
         warp(__shfl_sync(0xffffffffu, thread / 32, 0)),
-        slot(StepQuotient(warp, of_block.column_warps_reciprocal)),
+        slot(Quotient(warp, of_block.column_warps_reciprocal)),
         column(warp - slot * of_block.column_warps),
         first_col(thread / 16 * kChunkCols + LaneColumns<F>::First(lane)),
         format(scale_format) {
@@ -195,7 +190,7 @@ template <WeightFormat F, bool kWide>
 bool CutFits(StepCut& cut, int more_bytes) {
   if (cut.tiles > kStepWarps) return false;
   cut.column_warps = std::min(cut.spans, kStepWarps / cut.tiles);
-  cut.column_warps_reciprocal = StepReciprocal(cut.column_warps);
+  cut.column_warps_reciprocal = Reciprocal(cut.column_warps);
   return StepLayout<F, kWide>(cut, more_bytes).total <= DeviceSharedBytes();
 }
 

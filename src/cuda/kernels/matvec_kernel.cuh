@@ -28,6 +28,7 @@
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
 #include "cuda/kernels/route.cuh"
+#include "cuda/kernels/small_quotient.h"
 
 namespace adder::cuda {
 
@@ -68,7 +69,7 @@ struct MatvecParams {
   int blocks_per_expert_reciprocal;
   int row_warps;
   int column_warps;
-  // 65536 / n, rounded up, turns small quotients by n into a product.
+  // Reciprocals: see small_quotient.h.
   int column_warps_reciprocal;
   int spans;  // of one matrix
   int spans_reciprocal;
@@ -91,10 +92,6 @@ struct MatvecParams {
   CausalConvParams conv;  // of kConvolved
   int group_chunks;       // of kGrouped
 };
-
-__device__ __forceinline__ int Quotient(int value, int reciprocal) {
-  return static_cast<int>(static_cast<unsigned>(value) * static_cast<unsigned>(reciprocal) >> 16);
-}
 
 // See Experts::kNormed.
 template <Experts kExperts, LinearEpilogue kEpilogue>

@@ -8,8 +8,6 @@
 
 namespace adder::cuda {
 
-inline int Reciprocal(int n) { return (65536 + n - 1) / n; }
-
 inline int RoundedUp(int value, int by) { return (value + by - 1) / by; }
 
 struct Launcher {
