@@ -15,15 +15,20 @@ namespace {
 
 int Narrow(int64_t value) { return static_cast<int>(value); }
 
+template <class Params>
+void SetPieces(const Slice& slice, Params& params) {
+  params.pieces = slice.pieces;
+  params.piece_count = slice.piece_count;
+  params.first_pieces = slice.first_pieces;
+}
+
 }  // namespace
 
 // What any scan of mamba2_chunks.h has of the slice, and scratch.
 Mamba2ChunkParams WideOps::ChunkParams(const Slice& slice) const {
   Mamba2ChunkParams params;
   params.rows = slice.rows;
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
+  SetPieces(slice, params);
   params.steps = steps_;
   params.added = added_;
   params.before = before_;
@@ -152,9 +157,7 @@ void WideOps::Launch(const Mamba1ScanOp& op, const Slice& slice) {
   params.x_stride = Bf16Stride(Width(op.convolved));
   params.output = Bf16Values(op.output);
   params.output_stride = Bf16Stride(Width(op.output));
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
+  SetPieces(slice, params);
   params.states = added_;
   params.sums = sums_;
   LaunchMamba1Chunks(params, stream_.get());
@@ -169,9 +172,7 @@ void WideOps::Launch(const RgLruOp& op, const Slice& slice) {
   params.x_stride = Bf16Stride(Width(op.convolved));
   params.output = Bf16Values(op.output);
   params.output_stride = Bf16Stride(Width(op.output));
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
+  SetPieces(slice, params);
   params.recurrences = reinterpret_cast<float2*>(step_rows_);
   params.segments = reinterpret_cast<float2*>(added_);
   LaunchRgLruChunks(params, stream_.get());
@@ -228,9 +229,7 @@ void WideOps::Launch(const Rwkv7Op& op, const Slice& slice) {
       op, program_, [this](BufferId id) { return Values(id); }, params.mixer);
   params.output = Bf16Values(op.output);
   params.output_stride = Bf16Stride(Width(op.output));
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
+  SetPieces(slice, params);
   params.records = delta_records_;
   params.keeps = delta_keeps_;
   params.sums = added_;
@@ -247,9 +246,7 @@ void WideOps::Launch(const GatedDeltaOp& op, const Slice& slice) {
   params.convolved_stride = Bf16Stride(Width(op.convolved));
   params.output = Bf16Values(op.output);
   params.output_stride = Bf16Stride(Width(op.output));
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
+  SetPieces(slice, params);
   params.records = delta_records_;
   params.keeps = delta_keeps_;
   LaunchGatedDeltaChunks(params, stream_.get());
