@@ -66,13 +66,14 @@ void Histogram(const std::vector<TracedWork>& work, const Spans& spans, AuditRep
   for (size_t i = 0; i < work.size(); ++i) {
     AuditKernel& kernel = kernels[work[i].name];
     kernel.name = work[i].name;
-    kernel.per_step += 1 / steps;
+    kernel.per_step += 1;  // of all steps, until all are counted
     kernel.seconds += static_cast<double>(spans.own[i]) * kNano / steps;
     if (spans.busy > 0) {
       kernel.share += static_cast<double>(spans.own[i]) / static_cast<double>(spans.busy);
     }
   }
   for (auto& [name, kernel] : kernels) {
+    kernel.per_step /= steps;
     kernel.per_layer = kernel.per_step / static_cast<double>(report.layers);
     report.kernels.push_back(kernel);
   }

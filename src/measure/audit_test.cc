@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "program/launch_bound.h"
 #include "program/plan_builder_for_test.h"
 
 namespace adder {
@@ -81,13 +82,38 @@ TEST_F(AuditTest, OverlappingKernelsAddUpToTheWall) {
 
 TEST_F(AuditTest, FindsLaunchesPerChannel) {
   const std::vector<TracedWork> once = input_.trace.kernels;
-  for (int64_t i = 0; i < kSteps * 2 * (kMostInstancesPerLayer + 1); ++i) {
+  const int64_t most = MostLaunches(program_, 0);  // of a layer with experts, more than layer 1's
+  ASSERT_GT(most, kMostInstancesPerLayer);
+  for (int64_t i = 0; i < kSteps * 2 * (most + 1); ++i) {
     input_.trace.kernels.push_back(
         {"PerChannel", once.back().end + 10 * i, once.back().end + 10 * i + 10});
   }
   const std::vector<std::string> broken = Broken();
   // It is also more than what was captured.
   EXPECT_EQ(broken, (Names{"no launches per channel", "launches within the declared bound"}));
+}
+
+// A layer of many small matrices, as RWKV-7's, is not taken for one with launches per channel.
+TEST_F(AuditTest, AllowsWhatTheOpsOfALayerComeTo) {
+  program_.ops.push_back({"scan", 1, RgLruOp{}});
+  for (int64_t i = 0; i < 2 * kMostInstancesPerLayer; ++i) {
+    program_.ops.push_back({"matrix", 1, LinearOp{}});
+  }
+  input_.launches.assign(program_.ops.size() + 1, 1);
+  const int64_t begin = input_.trace.kernels.back().end;
+  const auto added = static_cast<int64_t>(program_.ops.size() + 1) -
+                     static_cast<int64_t>(input_.trace.kernels.size()) / kSteps;
+  ASSERT_GT(added, 2 * kMostInstancesPerLayer);
+  for (int64_t i = 0; i < kSteps * added; ++i) {
+    input_.trace.kernels.push_back({"Odd", begin + 100 * i, begin + 100 * i + 100});
+  }
+  EXPECT_EQ(Broken(), Names{});
+  // Twice as many are not what the ops come to.
+  const int64_t end = input_.trace.kernels.back().end;
+  for (int64_t i = 0; i < kSteps * 2 * added; ++i) {
+    input_.trace.kernels.push_back({"Odd", end + 100 * i, end + 100 * i + 100});
+  }
+  EXPECT_EQ(Broken(), (Names{"no launches per channel", "launches within the declared bound"}));
 }
 
 TEST_F(AuditTest, FindsWaitsOfEveryKind) {
