@@ -23,6 +23,12 @@ HeadNorm MakeHeadNorm(const std::optional<RmsNorm>& norm, int head_dim, const Pr
   return result;
 }
 
+template <class Params>
+void SetRuns(const Slice& slice, Params& params) {
+  params.runs = slice.runs;
+  params.run_count = slice.run_count;
+}
+
 // What any attention's parameters have of the slice, its pages and the rotary embedding.
 AttentionParams PagedParams(const std::optional<Rope>& rope, int kv, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,
@@ -34,8 +40,7 @@ AttentionParams PagedParams(const std::optional<Rope>& rope, int kv, const Progr
   params.kv_bf16 = state.kv_bf16();
   params.kv_offset = state.KvOffset(kv);
   params.page_positions = Narrow(program.layout.page_positions);
-  params.runs = slice.runs;
-  params.run_count = slice.run_count;
+  SetRuns(slice, params);
   params.rows = slice.rows;
   params.row_runs = slice.row_runs;
   return params;
@@ -68,8 +73,7 @@ Mamba2Params ScanParams(const Mamba2& m, int ssm_state, const DeviceWeights& wei
   params.d = weights.vector(m.d);
   params.ssm_offset = state.RecurrentOffset(ssm_state);
   params.ssm_dtype = state.mamba2_dtype();
-  params.runs = slice.runs;
-  params.run_count = slice.run_count;
+  SetRuns(slice, params);
   return params;
 }
 
@@ -98,8 +102,7 @@ GatedDeltaParams MixerParams(const GatedDeltaOp& op, const DeviceWeights& weight
   params.a = weights.vector(m.a);
   params.norm_weight = weights.vector(m.norm.weight);
   params.state_offset = state.RecurrentOffset(op.state);
-  params.runs = slice.runs;
-  params.run_count = slice.run_count;
+  SetRuns(slice, params);
   params.rows = slice.rows;
   return params;
 }
@@ -116,8 +119,7 @@ CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weight
   params.weight = weights.vector(op.weight);
   params.bias = weights.vector(op.bias);
   params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
-  params.runs = slice.runs;
-  params.run_count = slice.run_count;
+  SetRuns(slice, params);
   return params;
 }
 
@@ -165,8 +167,7 @@ Mamba1Params MixerParams(const Mamba1ScanOp& op, const DeviceWeights& weights,
   params.b_norm = MakeSmallNorm(m.b_norm, weights);
   params.c_norm = MakeSmallNorm(m.c_norm, weights);
   params.ssm_offset = state.RecurrentOffset(op.ssm_state);
-  params.runs = slice.runs;
-  params.run_count = slice.run_count;
+  SetRuns(slice, params);
   return params;
 }
 
@@ -184,8 +185,7 @@ RgLruParams MixerParams(const RgLruOp& op, const DeviceWeights& weights, const D
   params.recurrent_bias = weights.vector(m.recurrent_bias);
   params.decay = weights.vector(m.decay);
   params.state_offset = state.RecurrentOffset(op.state);
-  params.runs = slice.runs;
-  params.run_count = slice.run_count;
+  SetRuns(slice, params);
   params.rows = slice.rows;
   params.row_runs = slice.row_runs;
   return params;
@@ -197,8 +197,7 @@ TokenShiftParams MixerParams(const TokenShiftOp& op, const DeviceWeights& weight
   params.parts = Narrow(op.parts);
   params.mix = weights.vector(op.mix);
   params.state_offset = state.RecurrentOffset(op.state);
-  params.runs = slice.runs;
-  params.run_count = slice.run_count;
+  SetRuns(slice, params);
   params.rows = slice.rows;
   params.row_runs = slice.row_runs;
   return params;
@@ -217,8 +216,7 @@ Rwkv7Params MixerParams(const Rwkv7Op& op, const DeviceWeights& weights, const D
   params.norm_bias = weights.vector(m.norm.bias);
   params.norm_eps = m.norm.eps;
   params.state_offset = state.RecurrentOffset(op.state);
-  params.runs = slice.runs;
-  params.run_count = slice.run_count;
+  SetRuns(slice, params);
   return params;
 }
 

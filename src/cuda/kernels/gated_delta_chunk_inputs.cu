@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
   const int warp = thread / 32;
   PdlWait();
   PdlTrigger();
-  const DeltaPlace place = FindDeltaPlace(c);
+  const DeltaPlace place = FindDeltaPlace(c.pieces, c.mixer.value_heads);
   if (place.tokens <= 0) return;
   __nv_bfloat16* record = c.records + place.index * Record::Size(columns);
   CopyKeys<kK>(c, place, tiles + Layout::kQ, tiles + Layout::kKeys);

@@ -28,15 +28,15 @@ struct DeltaPlace {
   int head;
   long long index;  // of the chunk and head
 };
-__device__ __forceinline__ DeltaPlace FindDeltaPlace(const GatedDeltaChunkParams& c) {
+__device__ __forceinline__ DeltaPlace FindDeltaPlace(const Piece* pieces, int heads) {
   const int chunk = static_cast<int>(blockIdx.y);
   const int first = chunk % 2 * kDeltaTokens;
   DeltaPlace place;
-  place.piece = c.pieces[chunk / 2];
+  place.piece = pieces[chunk / 2];
   place.first_row = place.piece.row + first;
   place.tokens = min(kDeltaTokens, place.piece.tokens - first);
   place.head = static_cast<int>(blockIdx.x);
-  place.index = static_cast<long long>(chunk) * c.mixer.value_heads + place.head;
+  place.index = static_cast<long long>(chunk) * heads + place.head;
   return place;
 }
 

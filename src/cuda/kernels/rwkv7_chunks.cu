@@ -53,25 +53,6 @@ struct InputLayout {
   static constexpr int kBytes = kInverse + kTokens * kTokens * 4;
 };
 
-struct Place {
-  Piece piece;
-  int first_row;
-  int tokens;  // at most 0: there is no such chunk
-  int head;
-  long long index;  // of the chunk and head
-};
-__device__ __forceinline__ Place FindPlace(const Rwkv7ChunkParams& c) {
-  const int chunk = static_cast<int>(blockIdx.y);
-  const int first = chunk % 2 * kTokens;
-  Place place;
-  place.piece = c.pieces[chunk / 2];
-  place.first_row = place.piece.row + first;
-  place.tokens = min(kTokens, place.piece.tokens - first);
-  place.head = static_cast<int>(blockIdx.x);
-  place.index = static_cast<long long>(chunk) * c.mixer.heads + place.head;
-  return place;
-}
-
 __device__ __forceinline__ float2 Two(const float* from) {
   return *reinterpret_cast<const float2*>(from);
 }
@@ -92,7 +73,7 @@ __device__ __forceinline__ float2 MixedValue(const Rwkv7Params& p, long long at)
 }
 
 // Sums of each half of the chunk for itself; tokens and channels that are not there add nothing.
-__device__ __forceinline__ void PutLogarithms(const Rwkv7Params& p, const Place& place,
+__device__ __forceinline__ void PutLogarithms(const Rwkv7Params& p, const DeltaPlace& place,
                                               float* logarithms) {
   constexpr float kRate = -kRwkv7DecayScale * kLog2E;
   const int channel = static_cast<int>(threadIdx.x) % kDim;
@@ -111,7 +92,7 @@ __device__ __forceinline__ void PutLogarithms(const Rwkv7Params& p, const Place&
 }
 
 // The rows of a warp's tokens, two channels per lane.
-__device__ __forceinline__ void PutRows(const Rwkv7ChunkParams& c, const Place& place,
+__device__ __forceinline__ void PutRows(const Rwkv7ChunkParams& c, const DeltaPlace& place,
                                         unsigned char* shared, __nv_bfloat16* record) {
   const Rwkv7Params& p = c.mixer;
   const float* logarithms = reinterpret_cast<const float*>(shared + InputLayout::kLogarithms);
@@ -308,7 +289,7 @@ __global__ void __launch_bounds__(kThreads)
   const int thread = static_cast<int>(threadIdx.x);
   PdlWait();
   PdlTrigger();
-  const Place place = FindPlace(c);
+  const DeltaPlace place = FindDeltaPlace(c.pieces, c.mixer.heads);
   if (place.tokens <= 0) return;
   __nv_bfloat16* record = c.records + place.index * kRwkv7Record;
   PutLogarithms(c.mixer, place, reinterpret_cast<float*>(shared + InputLayout::kLogarithms));
@@ -344,7 +325,7 @@ __global__ void __launch_bounds__(kThreads)
   const int t = lane % 4;
   PdlWait();
   PdlTrigger();
-  const Place place = FindPlace(c);
+  const DeltaPlace place = FindDeltaPlace(c.pieces, c.mixer.heads);
   if (place.tokens <= 0) return;
   const __nv_bfloat16* record = c.records + place.index * kRwkv7Record;
   CopyRows<kDim>(tiles, record + Record::kQueries, kTokens, kDim);
