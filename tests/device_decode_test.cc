@@ -126,6 +126,59 @@ TEST_P(DeviceDecode, OneRowAtATimeIsTheSame) {
   }
 }
 
+// A stream may leave states behind in memory. Whatever comes after it must not notice: reading them
+// on the host, copies, further streams, prompts.
+TEST_P(DeviceDecode, StatesAreWholeWhereverAStreamEnds) {
+  const int64_t vocab = executor_->program().plan->vocab;
+  const auto stream = [&](SequenceId id, std::vector<int32_t>& context, int steps) {
+    DecodeRow row;
+    row.sequence = id;
+    row.token = context.back();
+    row.context = context;
+    const std::unique_ptr<DecodeStream> decode = executor_->StartDecode(std::span(&row, 1));
+    ASSERT_NE(decode, nullptr);
+    std::vector<int32_t> chosen;
+    for (int i = 0; i < steps; ++i) {
+      decode->Enqueue();
+      chosen.push_back(decode->Read().front());
+    }
+    context.insert(context.end(), chosen.begin(), chosen.end());
+  };
+  const std::vector<int32_t> turn = RandomTokens(301, 5, vocab);
+  // Logits behind `context` without its last token, and then `turn`.
+  const auto logits_behind = [&](SequenceId id) {
+    executor_->Forward({{id, turn, LogitsRows::kLast}});
+    return std::vector<float>(executor_->Logits(0).begin(), executor_->Logits(0).end());
+  };
+  for (int steps = 1; steps <= 6; ++steps) {
+    std::vector<int32_t> context = RandomTokens(300, 4 + steps, vocab);
+    const SequenceId id = executor_->CreateSequence();
+    executor_->Forward({{id, std::span(context).first(context.size() - 1), LogitsRows::kNone}});
+    ASSERT_NO_FATAL_FAILURE(stream(id, context, steps));
+    const SequenceId copy = executor_->CopySequence(id);
+    std::vector<int32_t> longer = context;
+    ASSERT_NO_FATAL_FAILURE(stream(copy, longer, 3));
+    const SequenceId copy_of_copy = executor_->CopySequence(copy);
+    const SequenceId imported = executor_->ImportSequence(executor_->ExportSequence(id));
+    for (const auto& [sequence, tokens] :
+         {std::pair(id, context), std::pair(imported, context), std::pair(copy, longer),
+          std::pair(copy_of_copy, longer)}) {
+      const SequenceId plain = executor_->CreateSequence();
+      executor_->Forward({{plain, std::span(tokens).first(tokens.size() - 1), LogitsRows::kNone}});
+      const std::vector<float> expected = logits_behind(plain);
+      const std::vector<float> found = logits_behind(sequence);
+      float largest = 0;
+      for (float logit : expected) largest = std::max(largest, std::abs(logit));
+      for (size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_NEAR(found[i], expected[i], 2e-4f * largest)
+            << steps << " steps, sequence " << sequence << " of " << id << ", logit " << i;
+      }
+      executor_->FreeSequence(plain);
+      executor_->FreeSequence(sequence);
+    }
+  }
+}
+
 // Without a top-k the device draws in another order: every choice must lie in the set that the
 // parameters keep, and not always be the same.
 TEST_P(DeviceDecode, TopPAndMinPKeepTheirSets) {

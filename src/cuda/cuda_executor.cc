@@ -76,6 +76,7 @@ class CudaExecutor : public Executor {
   int64_t Position(SequenceId sequence) const override { return state_.Position(sequence); }
   SequenceId CopySequence(SequenceId sequence) override { return state_.Copy(sequence); }
   std::vector<std::byte> ExportSequence(SequenceId sequence) const override {
+    ops_.SettleStates(std::span(&sequence, 1));
     return state_.Export(sequence);
   }
   SequenceId ImportSequence(std::span<const std::byte> bytes) override {
@@ -140,11 +141,14 @@ class CudaExecutor : public Executor {
   void Run(const Batch& batch, int last_op, std::vector<float>* values) {
     CheckBatch(*this, batch);
     int64_t asked = 0;
+    std::vector<SequenceId> sequences;
     for (const BatchEntry& entry : batch) {
+      sequences.push_back(entry.sequence);
       const auto tokens = static_cast<int64_t>(entry.tokens.size());
       state_.Reserve(entry.sequence, tokens);
       asked += entry.logits == LogitsRows::kAll ? tokens : entry.logits == LogitsRows::kLast;
     }
+    ops_.SettleStates(sequences);
     const size_t logits_bytes =
         static_cast<size_t>(asked) * static_cast<size_t>(program_.plan->vocab) * sizeof(float);
     if (logits_bytes > host_logits_.bytes()) host_logits_ = PinnedMemory(logits_bytes);
@@ -184,7 +188,10 @@ class CudaExecutor : public Executor {
         }
       }
       RunSlice(wide, last_op, values);
-      for (const auto& [sequence, count] : advanced) state_.Advance(sequence, count);
+      for (const auto& [sequence, count] : advanced) {
+        state_.Advance(sequence, count);
+        state_.MarkSettled(sequence);
+      }
     }
   }
 

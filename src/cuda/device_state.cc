@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "cuda/call_counts.h"
 #include "cuda/cuda_call.h"
+#include "cuda/kernels/mamba2_deferred.h"
 
 namespace adder::cuda {
 namespace {
@@ -105,6 +106,7 @@ struct DeviceState::Sequence {
   std::vector<std::shared_ptr<Page>> pages;
   DeviceMemory table;  // addresses of the pages
   int64_t position = 0;
+  mutable int64_t settled = 0;  // see SequenceRun
 };
 
 DeviceState::DeviceState(const Program& program, bool kv_bf16, const Stream& stream)
@@ -118,6 +120,16 @@ DeviceState::DeviceState(const Program& program, bool kv_bf16, const Stream& str
                              ? state.size / state.shape.front() * (state.shape.front() + 1)
                              : state.floats();
     floats += AlignedFloats(size);
+  }
+  deferred_offsets_.assign(layout.recurrent.size(), -1);
+  for (const Op& op : program.ops) {
+    const auto* mamba = std::get_if<Mamba2Op>(&op.body);
+    if (mamba == nullptr || mamba->mixer.head_dim % 4 != 0) continue;
+    const Mamba2& m = mamba->mixer;
+    deferred_offsets_[static_cast<size_t>(mamba->ssm_state)] = floats;
+    const DeferredRow row(static_cast<int>(m.heads), static_cast<int>(m.head_dim),
+                          static_cast<int>(m.d_state), static_cast<int>(m.groups));
+    floats += AlignedFloats(int64_t{kDeferredTokens} * row.floats);
   }
   slot_bytes_ = static_cast<size_t>(std::max(floats, kAlignFloats)) * sizeof(float);
   const size_t element = kv_bf16 ? 2 : 4;
@@ -161,6 +173,7 @@ void DeviceState::Reset(SequenceId sequence) {
   Check(cudaMemsetAsync(state.slot, 0, slot_bytes_, stream_.get()), "cudaMemset");
   state.pages.clear();
   state.position = 0;
+  state.settled = 0;
 }
 
 SequenceId DeviceState::Copy(SequenceId sequence) {
@@ -171,6 +184,7 @@ SequenceId DeviceState::Copy(SequenceId sequence) {
                         stream_.get()),
         "copying a sequence's state");
   copy->position = source.position;
+  copy->settled = source.settled;
   const StateLayout& layout = program_.layout;
   if (!layout.kv.empty()) {
     const auto used = static_cast<std::ptrdiff_t>(PagesFor(source.position, layout.page_positions));
@@ -251,6 +265,15 @@ bool DeviceState::Reserve(SequenceId sequence, int64_t count) {
 
 void DeviceState::Advance(SequenceId sequence, int64_t count) { Get(sequence).position += count; }
 
+bool DeviceState::Defers(SequenceId sequence) const {
+  const Sequence& state = Get(sequence);
+  return state.settled < state.position;
+}
+void DeviceState::MarkSettled(SequenceId sequence) const {
+  const Sequence& state = Get(sequence);
+  state.settled = state.position;
+}
+
 SequenceRun DeviceState::Run(SequenceId sequence, int row, int tokens) const {
   const Sequence& state = Get(sequence);
   return {static_cast<float*>(state.slot),
@@ -258,7 +281,7 @@ SequenceRun DeviceState::Run(SequenceId sequence, int row, int tokens) const {
           static_cast<int>(state.position),
           row,
           tokens,
-          0};
+          static_cast<int>(state.settled)};
 }
 
 SequenceRun DeviceState::ScratchRun(int row) const {
@@ -368,6 +391,7 @@ SequenceId DeviceState::Import(std::span<const std::byte> bytes) {
     }
     stream_.Synchronize();
     state.position = position;
+    state.settled = position;
   } catch (...) {
     Free(id);
     throw;

@@ -35,6 +35,7 @@ class DeviceState {
   SequenceId Copy(SequenceId sequence);
   int64_t Position(SequenceId sequence) const;
   // The bytes of HostState, so that a state moves between backends. Waits for the device.
+  // Precondition: nothing is deferred.
   std::vector<std::byte> Export(SequenceId sequence) const;
   SequenceId Import(std::span<const std::byte> bytes);
   // Bytes of slots and pages in use; a shared page counts once.
@@ -44,6 +45,11 @@ class DeviceState {
   // moved.
   bool Reserve(SequenceId sequence, int64_t count);
   void Advance(SequenceId sequence, int64_t count);
+  // Whether Mamba-2 states lack tokens in memory (see kernels/mamba2_deferred.h), as far as the host
+  // knows.
+  bool Defers(SequenceId sequence) const;
+  // From now on they have all tokens before the sequence's position.
+  void MarkSettled(SequenceId sequence) const;
   // The sequence as kernels see it; valid until the next Reserve, Reset or Free.
   SequenceRun Run(SequenceId sequence, int row, int tokens) const;
   // A slot and a page table that padding of a batch may write to.
@@ -53,6 +59,10 @@ class DeviceState {
   // more than the layout's: see kernels/mamba2.h.
   long long RecurrentOffset(int index) const {
     return recurrent_offsets_.at(static_cast<size_t>(index));
+  }
+  // Of a Mamba-2 state: offset of the ring of deferred tokens, in floats; negative: it has none.
+  long long DeferredOffset(int index) const {
+    return deferred_offsets_.at(static_cast<size_t>(index));
   }
   // Offset of layout.kv[index] in a page, in bytes.
   long long KvOffset(int index) const { return kv_offsets_.at(static_cast<size_t>(index)); }
@@ -75,6 +85,7 @@ class DeviceState {
   const bool kv_bf16_;
   const Stream& stream_;
   std::vector<long long> recurrent_offsets_;
+  std::vector<long long> deferred_offsets_;
   std::vector<bool> is_ring_;
   std::vector<long long> kv_offsets_;
   size_t slot_bytes_ = 0;

@@ -7,7 +7,7 @@
 #include "cuda/kernels/batch_linear.h"
 #include "cuda/kernels/expert_step.h"
 #include "cuda/kernels/mamba1.h"
-#include "cuda/kernels/mamba2.h"
+#include "cuda/kernels/mamba2_deferred.h"
 #include "cuda/kernels/mamba2_selected.h"
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/selection.h"
@@ -371,6 +371,7 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   params.output_stride = Stride(op.output);
   params.gates = !op.mixer.norm_before_gate;
   params.beside_previous = beside_previous_;
+  if (!slice_.defers_states) params.deferred_offset = -1;
   if (slice_.most_tokens == 1) {
     if (params.gates) {
       params.rounded_output = RoundedOutput(op.output);
@@ -390,6 +391,28 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   norm.rounded_output = RoundedOutput(op.output);
   norm.rounded_stride = RoundedStride(op.output);
   LaunchRmsNorm(norm, stream_.get());
+}
+
+void NarrowOps::SettleStates(std::span<const SequenceId> sequences) const {
+  std::vector<SequenceRun> runs;
+  for (const SequenceId sequence : sequences) {
+    if (state_.Defers(sequence)) runs.push_back(state_.Run(sequence, 0, 0));
+  }
+  if (runs.empty()) return;
+  Slice slice;
+  slice.run_count = static_cast<int>(runs.size());
+  for (const Op& op : program_.ops) {
+    const auto* mamba = std::get_if<Mamba2Op>(&op.body);
+    if (mamba == nullptr || state_.DeferredOffset(mamba->ssm_state) < 0) continue;
+    if (slice.runs == nullptr) {
+      const size_t bytes = runs.size() * sizeof(SequenceRun);
+      if (bytes > settled_runs_.bytes()) settled_runs_ = DeviceMemory(bytes);
+      Upload(settled_runs_.data(), runs.data(), bytes, stream_);
+      slice.runs = settled_runs_.as<const SequenceRun>();
+    }
+    LaunchMamba2Settle(MixerParams(*mamba, weights_, state_, slice), stream_.get());
+  }
+  for (const SequenceId sequence : sequences) state_.MarkSettled(sequence);
 }
 
 // dt_proj of a mixer: output [rows, output_stride] = linear(norm(input)), input being a part of

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "cuda/device_memory.h"
@@ -39,6 +40,8 @@ class NarrowOps {
   // Of a decoding step: the same for the op with this number, which may be launched together with
   // its neighbours; one whose work another's launch does puts nothing on the stream.
   void LaunchOfStep(size_t index, const Slice& slice);
+  // Writes what steps deferred of the sequences' Mamba-2 states; see kernels/mamba2_deferred.h.
+  void SettleStates(std::span<const SequenceId> sequences) const;
   // The head for `rows` rows, at most kMostDecodeRows: row i is row input_rows[i] (on the device)
   // of `input`, rows as distant as this class's.
   void LaunchHead(const LinearOp& head, int rows, const float* input, const int* input_rows);
@@ -163,6 +166,7 @@ class NarrowOps {
   BufferId shared_gate_ = kNoId;               // of shared_expert_, applied to its input
   const RouterOp* joined_router_ = nullptr;    // likewise
   const CausalConvOp* joined_conv_ = nullptr;  // likewise
+  mutable DeviceMemory settled_runs_;          // of SettleStates
   bool beside_previous_ = false;               // see Mamba2Params
 };
 

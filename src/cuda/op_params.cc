@@ -81,6 +81,7 @@ Mamba2Params MixerParams(const Mamba2Op& op, const DeviceWeights& weights, const
                          const Slice& slice) {
   Mamba2Params params = ScanParams(op.mixer, op.ssm_state, weights, state, slice);
   params.conv_offset = op.conv_state < 0 ? 0 : state.RecurrentOffset(op.conv_state);
+  params.deferred_offset = state.DeferredOffset(op.ssm_state);
   return params;
 }
 

@@ -22,6 +22,7 @@
 #include "core/error.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/mamba2_batch.h"
+#include "cuda/kernels/mamba2_deferred.cuh"
 #include "cuda/kernels/mamba2_step.cuh"
 
 namespace adder::cuda {
@@ -29,8 +30,9 @@ namespace {
 
 constexpr int kScanTokens = 16;
 
-// kGates: p.gates. kBeside: p.beside_previous.
-template <class Stored, int kTaps, bool kVector, bool kGates = true, bool kBeside = false>
+// kGates: p.gates. kBeside: p.beside_previous. kDefers: p.deferred_offset is not negative.
+template <class Stored, int kTaps, bool kVector, bool kDefers, bool kGates = true,
+          bool kBeside = false>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2StepKernel(const __grid_constant__ Mamba2Params p) {
   struct alignas(16) OfWarp {
@@ -40,6 +42,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   };
   __shared__ OfWarp of_warps[kMaxWarps];
   __shared__ float partial[kMaxWarps * kPart];
+  __shared__ DeferredB past_b[kDefers ? kMaxWarps : 1];
+  __shared__ DeferredX past_x[kDefers ? kMaxWarps : 1];
   const Place place = FindPlace(p, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
   const SequenceRun run = p.runs[blockIdx.z];
   const int inner = p.inner();
@@ -76,12 +80,30 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   ReadyBeforeWait(output);
   ReadyBeforeWait(rounded);
   ReadyBeforeWait(newest);
+  int deferred = 0;
+  bool writes = true;
+  if constexpr (kDefers) {
+    float b[kMostDeferred];
+    DeferredX::Values x;
+    DeferredB::Load(p, run, place, b);
+    x.Load(p, run, place);
+    past_b[place.warp].Store(place.lane, b);
+    const int steps = StepsSinceTurn(run, place.head);
+    past_x[place.warp].Store(place.lane, x, steps);
+    deferred = DeferredCount(run, steps);
+    writes = IsTurn(steps);
+  }
 
   if constexpr (!kBeside) PdlWait();
   PdlTrigger();
   const float b_input = has_row ? projected[inner + b_channel] : 0.0f;
   const float c_input = has_row ? projected[inner + c_channel] : 0.0f;
   head.LoadInputs(projected, inner, channels, place);
+  const int of_rows = place.lane / 8 * kRows;
+  if constexpr (kDefers) {
+    __syncwarp();
+    RepeatDeferred(state, past_b[place.warp], past_x[place.warp], deferred, of_rows, place.lane);
+  }
   OfWarp& mine = of_warps[place.warp];
   mine.b[place.lane] = has_row ? MixerSilu(conv_b.Apply(b_bias, b_input, d_conv)) : 0.0f;
   mine.c[place.lane] = has_row ? MixerSilu(conv_c.Apply(c_bias, c_input, d_conv)) : 0.0f;
@@ -93,11 +115,14 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const float x = place.has_x ? MixerSilu(head.conv.Apply(head.bias, head.input, d_conv)) : 0.0f;
   mine.x[place.lane] = x;
   __syncwarp();
-  const int of_rows = place.lane / 8 * kRows;
   partial[place.warp * kPart + SumChannel(place.lane)] =
       StateStep(state, mine.b + of_rows, mine.c + of_rows, place.lane, step,
                 reinterpret_cast<const float4*>(mine.x)[place.lane % 8]);
-  StoreState<kVector>(state, states, p, place);
+  if (writes) StoreState<kVector>(state, states, p, place);
+  if constexpr (kDefers) {
+    if (place.writes_group) DeferB(p, run, place, mine.b[place.lane]);
+    if (place.warp == 0) DeferX(p, run, place, step, x);
+  }
   if (d_conv > 1 && place.warp == 0 && place.has_x) newest[place.x_channel] = head.input;
   __syncthreads();
   // Every kernel ends after the one before it.
@@ -259,6 +284,15 @@ bool IsBatch(const Mamba2Params& p) {
          static_cast<unsigned>(kThreads * p.multiprocessors);
 }
 
+// Where head_dim is a multiple of four.
+template <class Stored, bool kDefers>
+auto VectorStepKernel(const Mamba2Params& p) {
+  return !p.gates            ? Mamba2StepKernel<Stored, kMaxTaps, true, kDefers, false>
+         : p.d_conv != 4     ? Mamba2StepKernel<Stored, kMaxTaps, true, kDefers>
+         : p.beside_previous ? Mamba2StepKernel<Stored, 4, true, kDefers, true, true>
+                             : Mamba2StepKernel<Stored, 4, true, kDefers>;
+}
+
 }  // namespace
 
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
@@ -268,12 +302,12 @@ void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   }
   const bool vectors = params.head_dim % 4 == 0;
   const auto kernel = WithStored(params.ssm_dtype, [&]<class Stored>() {
-    return !params.gates            ? vectors ? Mamba2StepKernel<Stored, kMaxTaps, true, false>
-                                              : Mamba2StepKernel<Stored, kMaxTaps, false, false>
-                      : !vectors ? Mamba2StepKernel<Stored, kMaxTaps, false>
-           : params.d_conv != 4     ? Mamba2StepKernel<Stored, kMaxTaps, true>
-           : params.beside_previous ? Mamba2StepKernel<Stored, 4, true, true, true>
-                                    : Mamba2StepKernel<Stored, 4, true>;
+    if (!vectors) {
+      return params.gates ? Mamba2StepKernel<Stored, kMaxTaps, false, false>
+                          : Mamba2StepKernel<Stored, kMaxTaps, false, false, false>;
+    }
+    return params.deferred_offset >= 0 ? VectorStepKernel<Stored, true>(params)
+                                       : VectorStepKernel<Stored, false>(params);
   });
   Launch("the Mamba-2 step kernel", kernel, GridOf(params),
          dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params);

@@ -56,6 +56,9 @@ struct Mamba2Params {
   int dt_stride = 0;
   // Of the states in memory: f32, f16 or bf16. Rounded once per launch (see stored_state.cuh).
   DType ssm_dtype = DType::kF32;
+  // Of LaunchMamba2Step: where the ring of deferred tokens lies in a slot (see mamba2_deferred.h), in
+  // floats; negative: every step writes the state.
+  long long deferred_offset = -1;
 
   __host__ __device__ int inner() const { return heads * head_dim; }
   __host__ __device__ int conv_channels() const { return inner() + 2 * groups * d_state; }
@@ -64,8 +67,8 @@ struct Mamba2Params {
 // Largest d_state the kernels hold in registers.
 inline constexpr int kMaxStateSize = 256;
 
-// One token per run: window, convolution, dt, state and gate in one kernel that reads and writes
-// each state element once.
+// One token per run: window, convolution, dt, state and gate in one kernel that reads each state
+// element once, and writes it once or, deferred, once in kDeferredTokens steps.
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream);
 
 // The convolution of LaunchMamba2Prefill alone: convolved[row][channel], with bias and SiLU.

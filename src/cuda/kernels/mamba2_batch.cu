@@ -21,6 +21,7 @@
 
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/mamba2_batch.h"
+#include "cuda/kernels/mamba2_deferred.cuh"
 #include "cuda/kernels/mamba2_step.cuh"
 #include "cuda/kernels/tensor_core.cuh"
 
@@ -44,10 +45,11 @@ struct alignas(16) OfWarp {
   StepSize step;
 };
 
-size_t SharedBytes(int warps, int ring_parts, DType dtype) {
+size_t SharedBytes(int warps, int ring_parts, DType dtype, bool defers) {
   const auto count = static_cast<size_t>(warps);
   return static_cast<size_t>(ring_parts) * count * kWarpRows * kPart * DTypeSize(dtype) +
-         count * sizeof(OfWarp) + count * count * kPart * sizeof(float);
+         count * sizeof(OfWarp) + count * count * kPart * sizeof(float) +
+         (defers ? count * (sizeof(DeferredB) + sizeof(DeferredX)) : 0);
 }
 
 // The state of one part after the other, as this lane sees it.
@@ -100,7 +102,8 @@ struct RowCopies {
   }
 };
 
-template <class Stored, int kTaps>
+// kDefers: p.deferred_offset is not negative.
+template <class Stored, int kTaps, bool kDefers>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2BatchStepKernel(const __grid_constant__ Mamba2Params p, const int pieces,
                           const int ring_parts) {
@@ -111,7 +114,10 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const int parts_of_head = (p.head_dim + kPart - 1) / kPart;
   OfWarp* of_warps = reinterpret_cast<OfWarp*>(
       reinterpret_cast<FourStored<Stored>*>(shared_memory) + ring_parts * kRows * threads);
-  float* partial = reinterpret_cast<float*>(of_warps + warps);  // [part of the turn][warp][channel]
+  DeferredB* past_b = reinterpret_cast<DeferredB*>(of_warps + warps);
+  DeferredX* past_x = reinterpret_cast<DeferredX*>(past_b + (kDefers ? warps : 0));
+  // [part of the turn][warp][channel]
+  float* partial = reinterpret_cast<float*>(past_x + (kDefers ? warps : 0));
   const int heads_of_group = p.heads / p.groups;
   const int piece = static_cast<int>(blockIdx.x);
   // Parts, counted within the group.
@@ -135,6 +141,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   HeadValues<kTaps> next_head;
   Place next = place_of(min(begin + first.warp, end - 1));
   next_head.Load(p, ring, d_conv, channels, next, run.position);
+  float loaded_b[kMostDeferred];
+  DeferredX::Values next_past;
+  if constexpr (kDefers) {
+    DeferredB::Load(p, run, first, loaded_b);
+    next_past.Load(p, run, next);
+  }
 
   float4* const own_state = shared_memory + threadIdx.x;  // [part of the ring][row][thread]
   const long long beyond_head =
@@ -186,6 +198,10 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   OfWarp& mine = of_warps[first.warp];
   group.Apply(d_conv, mine.b + first.lane, mine.c + first.lane);
   if (d_conv > 1 && piece == 0) group.StoreInputs(newest);
+  if constexpr (kDefers) {
+    past_b[first.warp].Store(first.lane, loaded_b);
+    if (piece == 0) DeferB(p, run, first, mine.b[first.lane]);
+  }
   const int of_rows = first.lane / 8 * kRows;
   int slot = 0;
 #pragma unroll 1
@@ -198,14 +214,18 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     const float d = next_head.d;
     const float gate = next_head.gate;
     mine.x[first.lane] = x;
-    if (first.lane == 0) {
-      mine.step = MakeStep(p, next_head.dt_bias, next_head.a, next_head.dt_input);
+    const StepSize step = MakeStep(p, next_head.dt_bias, next_head.a, next_head.dt_input);
+    if (first.lane == 0) mine.step = step;
+    if constexpr (kDefers) {
+      past_x[first.warp].Store(first.lane, next_past, StepsSinceTurn(run, next.head));
+      if (first.warp < count) DeferX(p, run, next, step, x);
     }
     if (d_conv > 1 && has_own) newest[x_channel] = next_head.input;
     __syncthreads();
     next = place_of(min(turn + warps + first.warp, end - 1));
     next_head.Load(p, ring, d_conv, channels, next, run.position);
     next_head.LoadInputs(projected, inner, channels, next);
+    if constexpr (kDefers) next_past.Load(p, run, next);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       if (store.part == 0) {
@@ -230,6 +250,13 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 #pragma unroll
         for (int r = 0; r < kRows; ++r) state[r] = own_state[(slot * kRows + r) * threads];
       }
+      bool writes = true;
+      if constexpr (kDefers) {
+        const int steps = past_x[i].steps;
+        writes = IsTurn(steps);
+        RepeatDeferred(state, past_b[first.warp], past_x[i], DeferredCount(run, steps), of_rows,
+                       first.lane);
+      }
       partial[(i * warps + first.warp) * kPart + SumChannel(first.lane)] =
           StateStep(state, mine.b + of_rows, mine.c + of_rows, first.lane, of_warps[i].step,
                     reinterpret_cast<const float4*>(of_warps[i].x)[first.lane % 8]);
@@ -239,7 +266,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
         copy_head(slot - parts_of_head);
         if (slot == ring_parts) slot = 0;
       }
-      if (has_channels) {
+      if (has_channels && writes) {
         Stored* to = store.at;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -270,7 +297,8 @@ int PiecesOf(const Mamba2Params& p) {
   const int heads = p.heads / p.groups;
   const int groups = p.run_count * p.groups;
   const auto blocks_at_once = [&](int ring_heads) {
-    const size_t shared = SharedBytes(WarpsOf(p), ring_heads * PartsOfHead(p), p.ssm_dtype);
+    const size_t shared = SharedBytes(WarpsOf(p), ring_heads * PartsOfHead(p), p.ssm_dtype,
+                                      p.deferred_offset >= 0);
     return p.multiprocessors * std::clamp(DeviceSharedBytes() / static_cast<int>(shared), 1,
                                           MostBlocksPerMultiprocessor(p));
   };
@@ -283,20 +311,26 @@ int PiecesOf(const Mamba2Params& p) {
   return std::min(heads, of_turn * std::max(1, (bytes + of_block / 2) / of_block));
 }
 
+template <class Stored, bool kDefers>
+auto KernelOf(const Mamba2Params& p) {
+  return p.d_conv != 4 ? Mamba2BatchStepKernel<Stored, kMaxTaps, kDefers>
+                       : Mamba2BatchStepKernel<Stored, 4, kDefers>;
+}
+
 }  // namespace
 
 bool CanStepAsBatch(const Mamba2Params& params) {
   // Copies have 16 bytes.
   const bool aligned = params.ssm_dtype == DType::kF32 || params.d_state * params.head_dim % 8 == 0;
   return params.head_dim % 4 == 0 && aligned &&
-         SharedBytes(WarpsOf(params), kStages * PartsOfHead(params), params.ssm_dtype) <=
-             static_cast<size_t>(DeviceSharedBytes());
+         SharedBytes(WarpsOf(params), kStages * PartsOfHead(params), params.ssm_dtype,
+                     params.deferred_offset >= 0) <= static_cast<size_t>(DeviceSharedBytes());
 }
 
 void LaunchMamba2BatchStep(const Mamba2Params& params, cudaStream_t stream) {
+  const bool defers = params.deferred_offset >= 0;
   const auto kernel = WithStored(params.ssm_dtype, [&]<class Stored>() {
-    return params.d_conv != 4 ? Mamba2BatchStepKernel<Stored, kMaxTaps>
-                              : Mamba2BatchStepKernel<Stored, 4>;
+    return defers ? KernelOf<Stored, true>(params) : KernelOf<Stored, false>(params);
   });
   const int warps = WarpsOf(params);
   const int parts = PartsOfHead(params);
@@ -304,12 +338,12 @@ void LaunchMamba2BatchStep(const Mamba2Params& params, cudaStream_t stream) {
   const int pieces = params.pieces != 0 ? params.pieces : PiecesOf(params);
   // Blocks of few heads leave room for others.
   const int ring_parts = std::min(kStages, (heads + pieces - 1) / pieces) * parts;
-  AllowSharedMemory(kernel, SharedBytes(warps, kStages * parts, params.ssm_dtype));
+  AllowSharedMemory(kernel, SharedBytes(warps, kStages * parts, params.ssm_dtype, defers));
   Launch("the Mamba-2 batch step kernel", kernel,
          dim3(static_cast<unsigned>(pieces), static_cast<unsigned>(params.groups),
               static_cast<unsigned>(params.run_count)),
-         dim3(static_cast<unsigned>(warps) * 32), SharedBytes(warps, ring_parts, params.ssm_dtype),
-         stream, params, pieces, ring_parts);
+         dim3(static_cast<unsigned>(warps) * 32),
+         SharedBytes(warps, ring_parts, params.ssm_dtype, defers), stream, params, pieces, ring_parts);
 }
 
 }  // namespace adder::cuda

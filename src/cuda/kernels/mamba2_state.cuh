@@ -119,11 +119,28 @@ __device__ __forceinline__ void StoreState(const float4 (&state)[kRows], Stored*
   }
 }
 
+// What a token adds, without its B.
+__device__ __forceinline__ float4 TimesDt(const StepSize& step, float4 x) {
+  return make_float4(x.x * step.dt, x.y * step.dt, x.z * step.dt, x.w * step.dt);
+}
+
+// A token that is in the past for this thread's part of the state. x: times dt.
+__device__ __forceinline__ void RepeatStep(float4 (&state)[kRows], const float* b, float decay,
+                                           const float4& x) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    state[i].x = fmaf(decay, state[i].x, b[i] * x.x);
+    state[i].y = fmaf(decay, state[i].y, b[i] * x.y);
+    state[i].z = fmaf(decay, state[i].z, b[i] * x.z);
+    state[i].w = fmaf(decay, state[i].w, b[i] * x.w);
+  }
+}
+
 // One token for this thread's part of the state. b and c are those of the lane's rows, in shared
 // memory. Returns the warp's sum of C . state for the part's channel SumChannel(lane).
 __device__ __forceinline__ float StateStep(float4 (&state)[kRows], const float* b, const float* c,
                                            int lane, const StepSize& step, float4 x) {
-  x.x *= step.dt, x.y *= step.dt, x.z *= step.dt, x.w *= step.dt;
+  x = TimesDt(step, x);
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {

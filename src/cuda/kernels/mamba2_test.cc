@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "cuda/kernels/device_data_for_test.h"
+#include "cuda/kernels/mamba2_deferred.h"
 #include "cuda/kernels/stored_states_for_test.h"
 
 namespace adder::cuda {
@@ -52,8 +53,10 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
     output_stride_ = (p_.inner() + 3) / 4 * 4;
     p_.conv_offset = 64;
     p_.ssm_offset = 64 + (s.d_conv * channels_ + 63) / 64 * 64;
-    slot_floats_ = static_cast<size_t>(p_.ssm_offset) +
-                   static_cast<size_t>(s.heads * s.d_state * s.head_dim + 64);
+    deferred_offset_ = p_.ssm_offset + s.heads * s.d_state * s.head_dim + 64;
+    deferred_offset_ += -deferred_offset_ & 63;
+    slot_floats_ = static_cast<size_t>(deferred_offset_) +
+                   static_cast<size_t>(kDeferredTokens * DeferredRow(p_).floats);
     conv_weight_ = RandomFloats(1, static_cast<size_t>(s.d_conv * channels_));
     conv_bias_ = RandomFloats(2, static_cast<size_t>(channels_));
     dt_bias_ = RandomFloats(3, static_cast<size_t>(s.heads), -2, 1);
@@ -130,8 +133,10 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
     std::vector<std::vector<float>> after;  // each launch: the slots
   };
   // launch(params, first token, runs) puts kernels on the stream for `tokens` tokens of each.
+  // settle_every: writes are deferred, and settled after so many launches and the last one; 0: they
+  // are not.
   template <class Launch>
-  Result Run(int tokens_at_a_time, Launch launch) const {
+  Result Run(int tokens_at_a_time, Launch launch, int settle_every = 0) const {
     const DeviceArray<float> conv_weight(conv_weight_), conv_bias(conv_bias_), dt_bias(dt_bias_),
         a(a_), d(d_), slots(slots_), projected(projected_);
     const DeviceArray<float> output(static_cast<size_t>(kSequences * kTokens * output_stride_));
@@ -147,18 +152,31 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
     p.projected_stride = width_;
     p.output = output.data();
     p.output_stride = output_stride_;
+    if (settle_every > 0) p.deferred_offset = deferred_offset_;
     Result result;
-    for (int begin = 0; begin < kTokens; begin += tokens_at_a_time) {
-      const int tokens = std::min(tokens_at_a_time, kTokens - begin);
+    int settled = 0;
+    const auto runs_from = [&](int begin, int tokens) {
       std::vector<SequenceRun> runs;
       for (int i = 0; i < kSequences; ++i) {
         runs.push_back({slots.data() + static_cast<size_t>(kSlots[i]) * slot_floats_, nullptr,
-                        kPositions[i] + begin, RowOf(i, begin), tokens, 0});
+                        kPositions[i] + begin, RowOf(i, begin), tokens, kPositions[i] + settled});
       }
-      const DeviceArray<SequenceRun> device_runs(runs);
+      return runs;
+    };
+    for (int begin = 0; begin < kTokens; begin += tokens_at_a_time) {
+      const int tokens = std::min(tokens_at_a_time, kTokens - begin);
+      const DeviceArray<SequenceRun> device_runs(runs_from(begin, tokens));
       p.runs = device_runs.data();
       launch(p, tokens, stream.get());
       stream.Synchronize();
+      const int done = begin + tokens;
+      if (settle_every > 0 && (done % settle_every == 0 || done == kTokens)) {
+        const DeviceArray<SequenceRun> settled_runs(runs_from(done, 0));
+        p.runs = settled_runs.data();
+        LaunchMamba2Settle(p, stream.get());
+        stream.Synchronize();
+        settled = done;
+      }
       result.after.push_back(slots.Download());
     }
     result.output = output.Download();
@@ -166,12 +184,23 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
     return result;
   }
 
-  Result Steps(int pieces = 0, int multiprocessors = 132) const {
-    return Run(1, [=](Mamba2Params p, int, cudaStream_t stream) {
-      p.pieces = pieces;
-      p.multiprocessors = multiprocessors;
-      LaunchMamba2Step(p, stream);
-    });
+  Result Steps(int pieces = 0, int multiprocessors = 132, int settle_every = 0) const {
+    return Run(
+        1,
+        [=](Mamba2Params p, int, cudaStream_t stream) {
+          p.pieces = pieces;
+          p.multiprocessors = multiprocessors;
+          LaunchMamba2Step(p, stream);
+        },
+        settle_every);
+  }
+  // Without what is deferred.
+  std::vector<float> SettledParts(std::vector<float> slots) const {
+    for (size_t at = 0; at < slots.size(); at += slot_floats_) {
+      std::fill(slots.begin() + static_cast<std::ptrdiff_t>(at) + deferred_offset_,
+                slots.begin() + static_cast<std::ptrdiff_t>(at + slot_floats_), 0.0f);
+    }
+    return slots;
   }
   Result Prefill(int tokens_at_a_time = kTokens) const {
     const DeviceArray<float> convolved(static_cast<size_t>(kSequences * kTokens * channels_));
@@ -245,6 +274,7 @@ class Mamba2Kernels : public testing::TestWithParam<Sizes> {
   int width_ = 0;
   int output_stride_ = 0;
   size_t slot_floats_ = 0;
+  long long deferred_offset_ = 0;
   std::vector<float> conv_weight_, conv_bias_, dt_bias_, a_, d_, slots_, projected_;
 };
 
@@ -283,6 +313,24 @@ TEST_P(Mamba2Kernels, PiecesOfABatchChangeNothing) {
   EXPECT_EQ(found.slots, expected.slots);
 }
 
+TEST_P(Mamba2Kernels, DeferredWritesChangeNothing) {
+  if (GetParam().head_dim % 4 != 0) return;  // such states are never deferred
+  const Result expected = Steps();
+  const std::vector<float> slots = SettledParts(expected.slots);
+  for (const int pieces : {0, 1, GetParam().heads / GetParam().groups}) {
+    for (const int settle_every : {1, 2, 3, 6, kTokens}) {
+      const Result found = Steps(pieces, 132, settle_every);
+      EXPECT_EQ(found.output, expected.output) << pieces << " pieces, " << settle_every;
+      EXPECT_EQ(SettledParts(found.slots), slots) << pieces << " pieces, " << settle_every;
+    }
+  }
+  // In between the states in memory are behind, each head in its turn.
+  const Result deferred = Steps(0, 132, kTokens);
+  for (size_t i = 0; i + 1 < expected.after.size(); ++i) {
+    EXPECT_NE(SettledParts(deferred.after[i]), SettledParts(expected.after[i])) << "token " << i;
+  }
+}
+
 TEST_P(Mamba2Kernels, PrefillIsBitwiseTheSameAsSteps) {
   const Result steps = Steps();
   const Result prefill = Prefill();
@@ -310,6 +358,21 @@ TEST_P(Mamba2StoredStates, OfABatchAreTheSame) {
   const Result scanned = Prefill(1);
   EXPECT_EQ(scanned.output, expected.output);
   EXPECT_EQ(scanned.slots, expected.slots);
+}
+
+// Deferred states are rounded in their turns alone, so less often.
+TEST_P(Mamba2StoredStates, AreCloseWhereDeferred) {
+  if (GetParam().head_dim % 4 != 0) return;
+  const Result every = Steps();
+  double largest = 0;
+  for (float value : every.output) largest = std::max(largest, std::abs(double{value}));
+  for (const int pieces : {0, 1, GetParam().heads / GetParam().groups}) {
+    const Result found = Steps(pieces, 132, kTokens);
+    const double room = largest * (GetParam().dtype == DType::kF16 ? 0.002 : 0.016);
+    for (size_t i = 0; i < every.output.size(); ++i) {
+      ASSERT_NEAR(found.output[i], every.output[i], room) << "output " << i;
+    }
+  }
 }
 
 // Inputs that drive states far beyond what f16 holds.

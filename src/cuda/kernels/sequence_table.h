@@ -12,7 +12,7 @@ struct SequenceRun {
   int position;      // of the run's first token
   int row;
   int tokens;
-  int unused;
+  int settled;  // Mamba-2 states have all tokens before this position; see mamba2_deferred.h
 };
 
 }  // namespace adder::cuda
