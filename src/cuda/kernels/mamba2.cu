@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   ReadyBeforeWait(output);
   ReadyBeforeWait(rounded);
   ReadyBeforeWait(newest);
-  int deferred = 0;
+  const int of_rows = place.lane / 8 * kRows;
   bool writes = true;
   if constexpr (kDefers) {
     float b[kMostDeferred];
@@ -90,7 +90,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     past_b[place.warp].Store(place.lane, b);
     const int steps = StepsSinceTurn(run, place.head);
     past_x[place.warp].Store(place.lane, x, steps);
-    deferred = DeferredCount(run, steps);
+    __syncwarp();
+    RepeatDeferred(state, past_b[place.warp], past_x[place.warp], DeferredCount(run, steps),
+                   of_rows, place.lane);
     writes = IsTurn(steps);
   }
 
@@ -99,11 +101,6 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const float b_input = has_row ? projected[inner + b_channel] : 0.0f;
   const float c_input = has_row ? projected[inner + c_channel] : 0.0f;
   head.LoadInputs(projected, inner, channels, place);
-  const int of_rows = place.lane / 8 * kRows;
-  if constexpr (kDefers) {
-    __syncwarp();
-    RepeatDeferred(state, past_b[place.warp], past_x[place.warp], deferred, of_rows, place.lane);
-  }
   OfWarp& mine = of_warps[place.warp];
   mine.b[place.lane] = has_row ? MixerSilu(conv_b.Apply(b_bias, b_input, d_conv)) : 0.0f;
   mine.c[place.lane] = has_row ? MixerSilu(conv_c.Apply(c_bias, c_input, d_conv)) : 0.0f;
