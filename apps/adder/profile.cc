@@ -76,7 +76,7 @@ ProfileResult MakeProfile(const LoadedModel& model, std::vector<HostTimes> token
   profile.tokens = std::move(tokens);
   if (!parts.empty()) {
     profile.report = MakeStepReport(model.executor->program(), parts, batch, context,
-                                    model.executor->KvElementBytes());
+                                    model.executor->DecodeTraffic());
   }
   return profile;
 }

@@ -12,6 +12,7 @@
 #include "cuda/device_memory.h"
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
+#include "cuda/kernels/mamba2_deferred.h"
 #include "cuda/narrow_ops.h"
 #include "cuda/nvtx_range.h"
 #include "cuda/supported.h"
@@ -84,7 +85,9 @@ class CudaExecutor : public Executor {
   }
   int64_t WeightBytes() const override { return weights_.bytes(); }
   int64_t StateBytes() const override { return state_.Bytes(); }
-  int64_t KvElementBytes() const override { return state_.kv_bf16() ? 2 : 4; }
+  StateTraffic DecodeTraffic() const override {
+    return {state_.kv_bf16() ? 2 : 4, state_.DefersAll() ? kDeferredTokens : 1};
+  }
 
   void Forward(const Batch& batch) override {
     Run(batch, static_cast<int>(program_.ops.size()) - 1, nullptr);
@@ -141,14 +144,11 @@ class CudaExecutor : public Executor {
   void Run(const Batch& batch, int last_op, std::vector<float>* values) {
     CheckBatch(*this, batch);
     int64_t asked = 0;
-    std::vector<SequenceId> sequences;
     for (const BatchEntry& entry : batch) {
-      sequences.push_back(entry.sequence);
       const auto tokens = static_cast<int64_t>(entry.tokens.size());
       state_.Reserve(entry.sequence, tokens);
       asked += entry.logits == LogitsRows::kAll ? tokens : entry.logits == LogitsRows::kLast;
     }
-    ops_.SettleStates(sequences);
     const size_t logits_bytes =
         static_cast<size_t>(asked) * static_cast<size_t>(program_.plan->vocab) * sizeof(float);
     if (logits_bytes > host_logits_.bytes()) host_logits_ = PinnedMemory(logits_bytes);
@@ -165,14 +165,14 @@ class CudaExecutor : public Executor {
       tokens_.clear();
       row_runs_.clear();
       logits_rows_.clear();
-      std::vector<std::pair<SequenceId, int>> advanced;
+      advanced_.clear();
       while (next < batch.size() && tokens_.size() < most_rows) {
         const BatchEntry& entry = batch[next];
         const auto size = static_cast<int64_t>(entry.tokens.size());
         const auto row = static_cast<int64_t>(tokens_.size());
         const int64_t take = std::min(size - done, static_cast<int64_t>(most_rows) - row);
         runs_.push_back(state_.Run(entry.sequence, Narrow(row), Narrow(take)));
-        advanced.emplace_back(entry.sequence, Narrow(take));
+        advanced_.push_back(entry.sequence);
         for (int64_t i = done; i < done + take; ++i) {
           if (entry.logits == LogitsRows::kAll ||
               (entry.logits == LogitsRows::kLast && i + 1 == size)) {
@@ -187,10 +187,14 @@ class CudaExecutor : public Executor {
           done = 0;
         }
       }
+      // Steps may leave states behind in memory; see kernels/mamba2_deferred.h.
+      const bool is_step = !wide && std::all_of(runs_.begin(), runs_.end(),
+                                                [](const auto& run) { return run.tokens == 1; });
+      if (!is_step) ops_.SettleStates(advanced_);
       RunSlice(wide, last_op, values);
-      for (const auto& [sequence, count] : advanced) {
-        state_.Advance(sequence, count);
-        state_.MarkSettled(sequence);
+      for (size_t i = 0; i < runs_.size(); ++i) {
+        state_.Advance(advanced_[i], runs_[i].tokens);
+        if (!is_step) state_.MarkSettled(advanced_[i]);
       }
     }
   }
@@ -354,6 +358,7 @@ class CudaExecutor : public Executor {
 
   // The slice that is being run.
   std::vector<SequenceRun> runs_;
+  std::vector<SequenceId> advanced_;  // whose
   std::vector<int> tokens_;
   std::vector<int> row_runs_;
   std::vector<int> logits_rows_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdlib>
 #include <numeric>
 
 #include "core/error.h"
@@ -64,16 +63,10 @@ void DeviceDecode::Prepare(int bucket) {
 }
 
 std::vector<DeviceDecode::Lane> DeviceDecode::LanesOf(int bucket) {
-  const bool defers = DefersStates(bucket);
-  if (LanesIn(bucket) == 1) return {{ops_, stream_, 0, bucket, defers}};
+  if (LanesIn(bucket) == 1) return {{ops_, stream_, 0, bucket}};
   const int half = bucket / 2;
   second_ops_->PlaceBuffer(Head().input, ops_, half);
-  return {{ops_, stream_, 0, half, defers}, {*second_ops_, second_stream_, half, half, defers}};
-}
-
-bool DeviceDecode::DefersStates(int bucket) {
-  const char* from = std::getenv("ADDER_DEFER_FROM");
-  return bucket >= (from ? std::atoi(from) : 1);
+  return {{ops_, stream_, 0, half}, {*second_ops_, second_stream_, half, half}};
 }
 
 int DeviceDecode::RowInLane(int bucket, int index) { return index % (bucket / LanesIn(bucket)); }
@@ -113,7 +106,7 @@ void DeviceDecode::LaunchStepParts(int bucket, int first, int last,
     join_.Record(second_stream_);
     join_.HoldUp(stream_);
   }
-  launch({ops_, stream_, 0, bucket, DefersStates(bucket)}, joined, last);
+  launch({ops_, stream_, 0, bucket}, joined, last);
 }
 
 void DeviceDecode::LaunchPart(const Lane& lane, int part) {
@@ -125,7 +118,6 @@ void DeviceDecode::LaunchPart(const Lane& lane, int part) {
   slice.run_count = lane.rows;
   slice.rows = lane.rows;
   slice.most_tokens = 1;
-  slice.defers_states = lane.defers_states;
   lane.ops.LaunchOfStep(static_cast<size_t>(part), slice);
 }
 
@@ -168,13 +160,11 @@ class DeviceDecode::Steps : public DecodeStream {
       : decode_(decode), rows_(static_cast<int>(rows.size())) {
     while (bucket_ < rows_) bucket_ *= 2;
     decode_.Prepare(bucket_);
-    defers_ = DefersStates(bucket_);
     for (const DecodeRow& row : rows) {
       sequences_.push_back(row.sequence);
       // Every page of the first step is there before the runs are described.
       decode_.state_.Reserve(row.sequence, 1);
     }
-    if (!defers_) decode_.ops_.SettleStates(sequences_);
     Describe(rows);
     step_ = &decode_.GraphOf(bucket_);
     decode_.decoding_ = true;
@@ -197,10 +187,7 @@ class DeviceDecode::Steps : public DecodeStream {
     step_->graph.Launch(decode_.stream_);
     events_[static_cast<size_t>(enqueued_ % kMostUnread)].Record(decode_.stream_);
     ++enqueued_;
-    for (SequenceId sequence : sequences_) {
-      decode_.state_.Advance(sequence, 1);
-      if (!defers_) decode_.state_.MarkSettled(sequence);
-    }
+    for (SequenceId sequence : sequences_) decode_.state_.Advance(sequence, 1);
     ++counters_.steps;
     counters_.prepare_seconds += Seconds(prepared - start);
     counters_.launch_seconds += Seconds(Clock::now() - prepared);
@@ -308,7 +295,6 @@ class DeviceDecode::Steps : public DecodeStream {
   DeviceDecode& decode_;
   const int rows_;
   int bucket_ = 1;
-  bool defers_ = false;
   std::vector<SequenceId> sequences_;
   const StepGraph* step_ = nullptr;
   std::array<Event, kMostUnread> events_;

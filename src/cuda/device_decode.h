@@ -55,14 +55,11 @@ class DeviceDecode {
     const Stream& stream;
     int first;
     int rows;
-    bool defers_states;  // see Slice
   };
 
   bool CanDecode(std::span<const DecodeRow> rows) const;
   void Prepare(int bucket);
   std::vector<Lane> LanesOf(int bucket);
-  // Whether steps of so many rows defer writes of Mamba-2 states.
-  static bool DefersStates(int bucket);
   int FirstJoinedPart(int bucket) const;
   // The row of its lane that row `index` of a step is.
   static int RowInLane(int bucket, int index);

@@ -122,15 +122,22 @@ DeviceState::DeviceState(const Program& program, bool kv_bf16, const Stream& str
     floats += AlignedFloats(size);
   }
   deferred_offsets_.assign(layout.recurrent.size(), -1);
+  bool writes_always = false;
   for (const Op& op : program.ops) {
     const auto* mamba = std::get_if<Mamba2Op>(&op.body);
-    if (mamba == nullptr || mamba->mixer.head_dim % 4 != 0) continue;
+    if (mamba == nullptr) continue;
+    if (!Defers(mamba->mixer.head_dim)) {
+      writes_always = true;
+      continue;
+    }
+    defers_all_ = true;
     const Mamba2& m = mamba->mixer;
     deferred_offsets_[static_cast<size_t>(mamba->ssm_state)] = floats;
     const DeferredRow row(static_cast<int>(m.heads), static_cast<int>(m.head_dim),
                           static_cast<int>(m.d_state), static_cast<int>(m.groups));
     floats += AlignedFloats(int64_t{kDeferredTokens} * row.floats);
   }
+  defers_all_ = defers_all_ && !writes_always;
   slot_bytes_ = static_cast<size_t>(std::max(floats, kAlignFloats)) * sizeof(float);
   const size_t element = kv_bf16 ? 2 : 4;
   for (const KvState& kv : layout.kv) {

@@ -45,8 +45,8 @@ class DeviceState {
   // moved.
   bool Reserve(SequenceId sequence, int64_t count);
   void Advance(SequenceId sequence, int64_t count);
-  // Whether Mamba-2 states lack tokens in memory (see kernels/mamba2_deferred.h), as far as the host
-  // knows.
+  // Whether Mamba-2 states lack tokens in memory (see kernels/mamba2_deferred.h), as far as the
+  // host knows.
   bool Defers(SequenceId sequence) const;
   // From now on they have all tokens before the sequence's position.
   void MarkSettled(SequenceId sequence) const;
@@ -64,6 +64,8 @@ class DeviceState {
   long long DeferredOffset(int index) const {
     return deferred_offsets_.at(static_cast<size_t>(index));
   }
+  // Whether there are Mamba-2 states, and each of them has that ring.
+  bool DefersAll() const { return defers_all_; }
   // Offset of layout.kv[index] in a page, in bytes.
   long long KvOffset(int index) const { return kv_offsets_.at(static_cast<size_t>(index)); }
   bool kv_bf16() const { return kv_bf16_; }
@@ -86,6 +88,7 @@ class DeviceState {
   const Stream& stream_;
   std::vector<long long> recurrent_offsets_;
   std::vector<long long> deferred_offsets_;
+  bool defers_all_ = false;
   std::vector<bool> is_ring_;
   std::vector<long long> kv_offsets_;
   size_t slot_bytes_ = 0;

@@ -371,7 +371,6 @@ void NarrowOps::Launch(const Mamba2Op& op) {
   params.output_stride = Stride(op.output);
   params.gates = !op.mixer.norm_before_gate;
   params.beside_previous = beside_previous_;
-  if (!slice_.defers_states) params.deferred_offset = -1;
   if (slice_.most_tokens == 1) {
     if (params.gates) {
       params.rounded_output = RoundedOutput(op.output);

@@ -16,9 +16,6 @@ struct Slice {
   int rows = 0;
   int most_tokens = 0;  // of any run
 
-  // Whether Mamba-2 states may be left behind in memory; see kernels/mamba2_deferred.h.
-  bool defers_states = false;
-
   // Of slices that run through WideOps.
   bool wide = false;
   const Piece* pieces = nullptr;

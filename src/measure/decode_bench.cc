@@ -93,7 +93,7 @@ DecodeBenchResult RunDecodeBench(Executor& executor, const DecodeBenchOptions& o
   const int64_t middle = options.prompt_tokens + options.max_tokens / 2;
   for (size_t i = 0; i < executor.program().ops.size(); ++i) {
     const StepBytes bytes = BytesOfOp(executor.program(), static_cast<int>(i), options.batch,
-                                      middle, executor.KvElementBytes());
+                                      middle, executor.DecodeTraffic());
     result.weight_bytes += bytes.weights;
     result.state_bytes += bytes.recurrent;
     result.kv_bytes += bytes.kv;

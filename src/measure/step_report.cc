@@ -74,17 +74,25 @@ std::string KindOfOp(const Op& op) {
 }
 
 StepBytes BytesOfOp(const Program& program, int op, int64_t batch, int64_t context,
-                    int64_t kv_element_bytes) {
+                    const StateTraffic& traffic) {
   const OpCost cost = CostOf(program, op, batch, batch, context);
+  const OpBody& body = program.ops[static_cast<size_t>(op)].body;
   // Costs count keys and values as f32.
-  if (std::holds_alternative<AttentionOp>(program.ops[static_cast<size_t>(op)].body)) {
-    return {cost.weight_bytes, 0, cost.state_bytes / kFloatBytes * kv_element_bytes};
+  if (std::holds_alternative<AttentionOp>(body)) {
+    return {cost.weight_bytes, 0, cost.state_bytes / kFloatBytes * traffic.kv_element_bytes};
+  }
+  // And that every step writes states.
+  if (const auto* mamba = std::get_if<Mamba2Op>(&body)) {
+    const int64_t written = batch * mamba->mixer.inner() * mamba->mixer.d_state *
+                            static_cast<int64_t>(DTypeSize(program.layout.mamba2_dtype));
+    const int64_t spared = written - written / traffic.steps_per_mamba2_write;
+    return {cost.weight_bytes, cost.state_bytes - spared, 0};
   }
   return {cost.weight_bytes, cost.state_bytes, 0};
 }
 
 StepReport MakeStepReport(const Program& program, const std::vector<StepPart>& parts, int64_t batch,
-                          int64_t context, int64_t kv_element_bytes) {
+                          int64_t context, const StateTraffic& traffic) {
   if (parts.size() != program.ops.size() + 1) {
     Fail("A step of ", program.ops.size(), " ops and a choice of tokens cannot have ", parts.size(),
          " parts.");
@@ -101,7 +109,7 @@ StepReport MakeStepReport(const Program& program, const std::vector<StepPart>& p
       row.op = static_cast<int>(i);
       row.layer = program.ops[i].layer;
       row.name = program.ops[i].name;
-      row.bytes = BytesOfOp(program, row.op, batch, context, kv_element_bytes).sum();
+      row.bytes = BytesOfOp(program, row.op, batch, context, traffic).sum();
     } else {
       row.name = "sample";
       row.bytes = batch * program.plan->vocab * kFloatBytes;

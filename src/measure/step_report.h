@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "program/executor.h"
 #include "program/program.h"
 #include "program/step_profile.h"
 
@@ -30,7 +31,8 @@ struct StepReport {
 };
 
 // Bytes that a step of `batch` sequences, each with `context` positions before, reads and writes
-// for one op, by the program's costs with keys and values of `kv_element_bytes` each.
+// for one op, by the program's costs and what the backend says of states; writes of states that not
+// every step makes count as their mean.
 struct StepBytes {
   int64_t weights = 0;
   int64_t recurrent = 0;
@@ -38,12 +40,12 @@ struct StepBytes {
   int64_t sum() const { return weights + recurrent + kv; }
 };
 StepBytes BytesOfOp(const Program& program, int op, int64_t batch, int64_t context,
-                    int64_t kv_element_bytes);
+                    const StateTraffic& traffic);
 
 // `parts` are those of a step of `batch` sequences, each with `context` positions before. Throws
 // Error when their number is not that of the program's parts.
 StepReport MakeStepReport(const Program& program, const std::vector<StepPart>& parts, int64_t batch,
-                          int64_t context, int64_t kv_element_bytes);
+                          int64_t context, const StateTraffic& traffic);
 
 // The name without its layer: "layers.3.mamba2.in_proj" is "mamba2.in_proj".
 std::string KindOfOp(const Op& op);

@@ -23,7 +23,7 @@ std::vector<StepPart> Parts(const Program& program) {
 
 TEST(StepReport, RowsGroupsAndTotal) {
   const Program program = test::TwoLayerPlan().Lower();
-  const StepReport report = MakeStepReport(program, Parts(program), 2, 10, 4);
+  const StepReport report = MakeStepReport(program, Parts(program), 2, 10, {});
   ASSERT_EQ(report.rows.size(), program.ops.size() + 1);
   EXPECT_EQ(report.rows[1].name, "layers.0.mamba2.in_proj");
   EXPECT_EQ(report.rows[1].layer, 0);
@@ -51,24 +51,36 @@ TEST(StepReport, RowsGroupsAndTotal) {
   EXPECT_EQ(launches, static_cast<int64_t>(program.ops.size()) + 2);
   EXPECT_EQ(ops, report.total.ops);
   EXPECT_NEAR(seconds, report.total.seconds, 1e-12);
-  EXPECT_THROW(MakeStepReport(program, {}, 1, 1, 4), Error);
+  EXPECT_THROW(MakeStepReport(program, {}, 1, 1, {}), Error);
 }
 
 TEST(StepReport, KeysAndValuesHaveTheBackendsSize) {
   const Program program = test::TwoLayerPlan().Lower();
   const int attend = program.FindOp("layers.1.attention.attend");
-  const StepBytes wide = BytesOfOp(program, attend, 1, 100, 4);
-  const StepBytes narrow = BytesOfOp(program, attend, 1, 100, 2);
+  const StepBytes wide = BytesOfOp(program, attend, 1, 100, {4, 1});
+  const StepBytes narrow = BytesOfOp(program, attend, 1, 100, {2, 1});
   EXPECT_GT(wide.kv, 0);
   EXPECT_EQ(wide.kv, 2 * narrow.kv);
-  const StepBytes scan = BytesOfOp(program, program.FindOp("layers.0.mamba2.scan"), 1, 100, 2);
+  const StepBytes scan = BytesOfOp(program, program.FindOp("layers.0.mamba2.scan"), 1, 100, {2, 1});
   EXPECT_GT(scan.recurrent, 0);
   EXPECT_EQ(scan.kv, 0);
 }
 
+TEST(StepReport, StatesAreWrittenAsOftenAsTheBackendSays) {
+  const Program program = test::TwoLayerPlan().Lower();
+  const int scan = program.FindOp("layers.0.mamba2.scan");
+  const auto& mixer = std::get<Mamba2Op>(program.ops[static_cast<size_t>(scan)].body).mixer;
+  const StepBytes always = BytesOfOp(program, scan, 3, 100, {4, 1});
+  const StepBytes seldom = BytesOfOp(program, scan, 3, 100, {4, 4});
+  const int64_t state = 3 * mixer.inner() * mixer.d_state * 4;
+  EXPECT_EQ(always.recurrent - seldom.recurrent, state - state / 4);
+  EXPECT_GT(seldom.recurrent, state);
+  EXPECT_EQ(always.weights, seldom.weights);
+}
+
 TEST(StepReport, TextAndJson) {
   const Program program = test::TwoLayerPlan().Lower();
-  const StepReport report = MakeStepReport(program, Parts(program), 1, 10, 4);
+  const StepReport report = MakeStepReport(program, Parts(program), 1, 10, {});
   const std::string kinds = StepReportText(report, /*full=*/false);
   EXPECT_EQ(kinds.find("layers.0"), std::string::npos);
   EXPECT_NE(kinds.find("\nmlp.down "), std::string::npos);

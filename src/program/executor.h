@@ -60,6 +60,12 @@ class DecodeStream {
   static constexpr int kMostUnread = 8;
 };
 
+struct StateTraffic {
+  int64_t kv_element_bytes = 4;  // of one key or value of an attention layer
+  // Steps in which the state of a Mamba-2 layer is written once; each of them reads it.
+  int64_t steps_per_mamba2_write = 1;
+};
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -113,8 +119,8 @@ class Executor {
   // Bytes held by weights (after repacking) and by sequence states.
   virtual int64_t WeightBytes() const = 0;
   virtual int64_t StateBytes() const = 0;
-  // Of one key or value of an attention layer.
-  virtual int64_t KvElementBytes() const { return 4; }
+  // What a decode step moves of sequence states.
+  virtual StateTraffic DecodeTraffic() const { return {}; }
 };
 
 }  // namespace adder

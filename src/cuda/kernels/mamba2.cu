@@ -2,13 +2,14 @@
 //
 // Ownership. A block owns a part of one head, as mamba2_step.cuh says.
 //
-// Step kernel. Phases: (1) load state, conv weights and windows, which earlier steps wrote; (2)
-// PdlWait; (3) a warp convolves B and C of its own rows, a row per lane, and the part's x, a
-// channel per lane (every warp does: cheaper than a barrier), and passes them on through its own
-// shared memory; (4) state = decay * state + dt B x, and C . state summed up over the warp's rows
-// by shuffles; (5) barrier; the first warp adds up the warps' sums, applies D and the gate. B and C
-// are convolved by every block of their group; the group's first block writes their window. Large
-// batches have a kernel of their own, mamba2_batch.cu.
+// Step kernel. Phases: (1) load state, conv weights and windows, which earlier steps wrote, and
+// repeat what they deferred (see mamba2_deferred.h); (2) PdlWait; (3) a warp convolves B and C of
+// its own rows, a row per lane, and the part's x, a channel per lane (every warp does: cheaper than
+// a barrier), and passes them on through its own shared memory; (4) state = decay * state + dt B x,
+// and C . state summed up over the warp's rows by shuffles; (5) the state is written if it is the
+// head's turn, else the token deferred; barrier; the first warp adds up the warps' sums, applies D
+// and the gate. B and C are convolved by every block of their group; the group's first block writes
+// their window. Large batches have a kernel of their own, mamba2_batch.cu.
 //
 // Prefill is a convolution kernel, then a scan kernel with the same ownership that walks over the
 // run with the state in registers, kScanTokens tokens between barriers. All kernels take the same
@@ -30,9 +31,9 @@ namespace {
 
 constexpr int kScanTokens = 16;
 
-// kGates: p.gates. kBeside: p.beside_previous. kDefers: p.deferred_offset is not negative.
-template <class Stored, int kTaps, bool kVector, bool kDefers, bool kGates = true,
-          bool kBeside = false>
+// kVector: head_dim is a multiple of four; only then writes are deferred. kGates: p.gates. kBeside:
+// p.beside_previous.
+template <class Stored, int kTaps, bool kVector, bool kGates = true, bool kBeside = false>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2StepKernel(const __grid_constant__ Mamba2Params p) {
   struct alignas(16) OfWarp {
@@ -42,8 +43,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   };
   __shared__ OfWarp of_warps[kMaxWarps];
   __shared__ float partial[kMaxWarps * kPart];
-  __shared__ DeferredB past_b[kDefers ? kMaxWarps : 1];
-  __shared__ DeferredX past_x[kDefers ? kMaxWarps : 1];
+  __shared__ DeferredB past_b[kVector ? kMaxWarps : 1];
+  __shared__ DeferredX past_x[kVector ? kMaxWarps : 1];
   const Place place = FindPlace(p, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
   const SequenceRun run = p.runs[blockIdx.z];
   const int inner = p.inner();
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   ReadyBeforeWait(newest);
   const int of_rows = place.lane / 8 * kRows;
   bool writes = true;
-  if constexpr (kDefers) {
+  if constexpr (kVector) {
     float b[kMostDeferred];
     DeferredX::Values x;
     DeferredB::Load(p, run, place, b);
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
       StateStep(state, mine.b + of_rows, mine.c + of_rows, place.lane, step,
                 reinterpret_cast<const float4*>(mine.x)[place.lane % 8]);
   if (writes) StoreState<kVector>(state, states, p, place);
-  if constexpr (kDefers) {
+  if constexpr (kVector) {
     if (place.writes_group) DeferB(p, run, place, mine.b[place.lane]);
     if (place.warp == 0) DeferX(p, run, place, step, x);
   }
@@ -281,30 +282,25 @@ bool IsBatch(const Mamba2Params& p) {
          static_cast<unsigned>(kThreads * p.multiprocessors);
 }
 
-// Where head_dim is a multiple of four.
-template <class Stored, bool kDefers>
-auto VectorStepKernel(const Mamba2Params& p) {
-  return !p.gates            ? Mamba2StepKernel<Stored, kMaxTaps, true, kDefers, false>
-         : p.d_conv != 4     ? Mamba2StepKernel<Stored, kMaxTaps, true, kDefers>
-         : p.beside_previous ? Mamba2StepKernel<Stored, 4, true, kDefers, true, true>
-                             : Mamba2StepKernel<Stored, 4, true, kDefers>;
-}
-
 }  // namespace
 
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   CheckSizes(params);
+  if (Defers(params.head_dim) != (params.deferred_offset >= 0)) {
+    Fail("The Mamba-2 step kernel got ", params.deferred_offset < 0 ? "no" : "an unexpected",
+         " ring of deferred tokens for heads of ", params.head_dim, " channels.");
+  }
   if (params.gates && (params.pieces != 0 || IsBatch(params)) && CanStepAsBatch(params)) {
     return LaunchMamba2BatchStep(params, stream);
   }
   const bool vectors = params.head_dim % 4 == 0;
   const auto kernel = WithStored(params.ssm_dtype, [&]<class Stored>() {
-    if (!vectors) {
-      return params.gates ? Mamba2StepKernel<Stored, kMaxTaps, false, false>
-                          : Mamba2StepKernel<Stored, kMaxTaps, false, false, false>;
-    }
-    return params.deferred_offset >= 0 ? VectorStepKernel<Stored, true>(params)
-                                       : VectorStepKernel<Stored, false>(params);
+    return !params.gates            ? vectors ? Mamba2StepKernel<Stored, kMaxTaps, true, false>
+                                              : Mamba2StepKernel<Stored, kMaxTaps, false, false>
+                      : !vectors ? Mamba2StepKernel<Stored, kMaxTaps, false>
+           : params.d_conv != 4     ? Mamba2StepKernel<Stored, kMaxTaps, true>
+           : params.beside_previous ? Mamba2StepKernel<Stored, 4, true, true, true>
+                                    : Mamba2StepKernel<Stored, 4, true>;
   });
   Launch("the Mamba-2 step kernel", kernel, GridOf(params),
          dim3(static_cast<unsigned>(WarpsOf(params)) * 32), 0, stream, params);

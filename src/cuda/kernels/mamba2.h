@@ -56,8 +56,8 @@ struct Mamba2Params {
   int dt_stride = 0;
   // Of the states in memory: f32, f16 or bf16. Rounded once per launch (see stored_state.cuh).
   DType ssm_dtype = DType::kF32;
-  // Of LaunchMamba2Step: where the ring of deferred tokens lies in a slot (see mamba2_deferred.h), in
-  // floats; negative: every step writes the state.
+  // Of LaunchMamba2Step: where the ring of deferred tokens lies in a slot, in floats; negative for
+  // heads that do not defer writes of states (see mamba2_deferred.h).
   long long deferred_offset = -1;
 
   __host__ __device__ int inner() const { return heads * head_dim; }

@@ -10,7 +10,8 @@
 // warp copies its rows as they lie, which are contiguous too); (2) PdlWait; (3)
 // each warp convolves its own rows of B and C; then, in turns of as many parts as the block has
 // warps: (4) a warp makes x and dt of one of them, a channel per lane; barrier; (5) part by part,
-// all warps update the state, write it back, and leave their sums of C . state; behind a head's
+// all warps repeat what was deferred and update the state, write it back or defer that (see
+// mamba2_deferred.h), and leave their sums of C . state; behind a head's
 // last part they ask for the head kStages ahead; barrier; (6) a warp adds up the sums of its part,
 // applies D and the gate. What (4) needs is loaded one turn ahead.
 // Preconditions: as mamba2.cu, and head_dim is a multiple of four.
@@ -45,11 +46,11 @@ struct alignas(16) OfWarp {
   StepSize step;
 };
 
-size_t SharedBytes(int warps, int ring_parts, DType dtype, bool defers) {
+size_t SharedBytes(int warps, int ring_parts, DType dtype) {
   const auto count = static_cast<size_t>(warps);
   return static_cast<size_t>(ring_parts) * count * kWarpRows * kPart * DTypeSize(dtype) +
          count * sizeof(OfWarp) + count * count * kPart * sizeof(float) +
-         (defers ? count * (sizeof(DeferredB) + sizeof(DeferredX)) : 0);
+         count * (sizeof(DeferredB) + sizeof(DeferredX));
 }
 
 // The state of one part after the other, as this lane sees it.
@@ -102,8 +103,7 @@ struct RowCopies {
   }
 };
 
-// kDefers: p.deferred_offset is not negative.
-template <class Stored, int kTaps, bool kDefers>
+template <class Stored, int kTaps>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     Mamba2BatchStepKernel(const __grid_constant__ Mamba2Params p, const int pieces,
                           const int ring_parts) {
@@ -115,9 +115,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   OfWarp* of_warps = reinterpret_cast<OfWarp*>(
       reinterpret_cast<FourStored<Stored>*>(shared_memory) + ring_parts * kRows * threads);
   DeferredB* past_b = reinterpret_cast<DeferredB*>(of_warps + warps);
-  DeferredX* past_x = reinterpret_cast<DeferredX*>(past_b + (kDefers ? warps : 0));
+  DeferredX* past_x = reinterpret_cast<DeferredX*>(past_b + warps);
   // [part of the turn][warp][channel]
-  float* partial = reinterpret_cast<float*>(past_x + (kDefers ? warps : 0));
+  float* partial = reinterpret_cast<float*>(past_x + warps);
   const int heads_of_group = p.heads / p.groups;
   const int piece = static_cast<int>(blockIdx.x);
   // Parts, counted within the group.
@@ -143,10 +143,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   next_head.Load(p, ring, d_conv, channels, next, run.position);
   float loaded_b[kMostDeferred];
   DeferredX::Values next_past;
-  if constexpr (kDefers) {
-    DeferredB::Load(p, run, first, loaded_b);
-    next_past.Load(p, run, next);
-  }
+  DeferredB::Load(p, run, first, loaded_b);
+  next_past.Load(p, run, next);
 
   float4* const own_state = shared_memory + threadIdx.x;  // [part of the ring][row][thread]
   const long long beyond_head =
@@ -198,10 +196,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   OfWarp& mine = of_warps[first.warp];
   group.Apply(d_conv, mine.b + first.lane, mine.c + first.lane);
   if (d_conv > 1 && piece == 0) group.StoreInputs(newest);
-  if constexpr (kDefers) {
-    past_b[first.warp].Store(first.lane, loaded_b);
-    if (piece == 0) DeferB(p, run, first, mine.b[first.lane]);
-  }
+  past_b[first.warp].Store(first.lane, loaded_b);
+  if (piece == 0) DeferB(p, run, first, mine.b[first.lane]);
   const int of_rows = first.lane / 8 * kRows;
   int slot = 0;
 #pragma unroll 1
@@ -216,16 +212,14 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     mine.x[first.lane] = x;
     const StepSize step = MakeStep(p, next_head.dt_bias, next_head.a, next_head.dt_input);
     if (first.lane == 0) mine.step = step;
-    if constexpr (kDefers) {
-      past_x[first.warp].Store(first.lane, next_past, StepsSinceTurn(run, next.head));
-      if (first.warp < count) DeferX(p, run, next, step, x);
-    }
+    past_x[first.warp].Store(first.lane, next_past, StepsSinceTurn(run, next.head));
+    if (first.warp < count) DeferX(p, run, next, step, x);
     if (d_conv > 1 && has_own) newest[x_channel] = next_head.input;
     __syncthreads();
     next = place_of(min(turn + warps + first.warp, end - 1));
     next_head.Load(p, ring, d_conv, channels, next, run.position);
     next_head.LoadInputs(projected, inner, channels, next);
-    if constexpr (kDefers) next_past.Load(p, run, next);
+    next_past.Load(p, run, next);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       if (store.part == 0) {
@@ -250,13 +244,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 #pragma unroll
         for (int r = 0; r < kRows; ++r) state[r] = own_state[(slot * kRows + r) * threads];
       }
-      bool writes = true;
-      if constexpr (kDefers) {
-        const int steps = past_x[i].steps;
-        writes = IsTurn(steps);
-        RepeatDeferred(state, past_b[first.warp], past_x[i], DeferredCount(run, steps), of_rows,
-                       first.lane);
-      }
+      const int steps = past_x[i].steps;
+      RepeatDeferred(state, past_b[first.warp], past_x[i], DeferredCount(run, steps), of_rows,
+                     first.lane);
       partial[(i * warps + first.warp) * kPart + SumChannel(first.lane)] =
           StateStep(state, mine.b + of_rows, mine.c + of_rows, first.lane, of_warps[i].step,
                     reinterpret_cast<const float4*>(of_warps[i].x)[first.lane % 8]);
@@ -266,7 +256,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
         copy_head(slot - parts_of_head);
         if (slot == ring_parts) slot = 0;
       }
-      if (has_channels && writes) {
+      if (has_channels && IsTurn(steps)) {
         Stored* to = store.at;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -297,8 +287,7 @@ int PiecesOf(const Mamba2Params& p) {
   const int heads = p.heads / p.groups;
   const int groups = p.run_count * p.groups;
   const auto blocks_at_once = [&](int ring_heads) {
-    const size_t shared = SharedBytes(WarpsOf(p), ring_heads * PartsOfHead(p), p.ssm_dtype,
-                                      p.deferred_offset >= 0);
+    const size_t shared = SharedBytes(WarpsOf(p), ring_heads * PartsOfHead(p), p.ssm_dtype);
     return p.multiprocessors * std::clamp(DeviceSharedBytes() / static_cast<int>(shared), 1,
                                           MostBlocksPerMultiprocessor(p));
   };
@@ -311,26 +300,20 @@ int PiecesOf(const Mamba2Params& p) {
   return std::min(heads, of_turn * std::max(1, (bytes + of_block / 2) / of_block));
 }
 
-template <class Stored, bool kDefers>
-auto KernelOf(const Mamba2Params& p) {
-  return p.d_conv != 4 ? Mamba2BatchStepKernel<Stored, kMaxTaps, kDefers>
-                       : Mamba2BatchStepKernel<Stored, 4, kDefers>;
-}
-
 }  // namespace
 
 bool CanStepAsBatch(const Mamba2Params& params) {
   // Copies have 16 bytes.
   const bool aligned = params.ssm_dtype == DType::kF32 || params.d_state * params.head_dim % 8 == 0;
   return params.head_dim % 4 == 0 && aligned &&
-         SharedBytes(WarpsOf(params), kStages * PartsOfHead(params), params.ssm_dtype,
-                     params.deferred_offset >= 0) <= static_cast<size_t>(DeviceSharedBytes());
+         SharedBytes(WarpsOf(params), kStages * PartsOfHead(params), params.ssm_dtype) <=
+             static_cast<size_t>(DeviceSharedBytes());
 }
 
 void LaunchMamba2BatchStep(const Mamba2Params& params, cudaStream_t stream) {
-  const bool defers = params.deferred_offset >= 0;
   const auto kernel = WithStored(params.ssm_dtype, [&]<class Stored>() {
-    return defers ? KernelOf<Stored, true>(params) : KernelOf<Stored, false>(params);
+    return params.d_conv != 4 ? Mamba2BatchStepKernel<Stored, kMaxTaps>
+                              : Mamba2BatchStepKernel<Stored, 4>;
   });
   const int warps = WarpsOf(params);
   const int parts = PartsOfHead(params);
@@ -338,12 +321,12 @@ void LaunchMamba2BatchStep(const Mamba2Params& params, cudaStream_t stream) {
   const int pieces = params.pieces != 0 ? params.pieces : PiecesOf(params);
   // Blocks of few heads leave room for others.
   const int ring_parts = std::min(kStages, (heads + pieces - 1) / pieces) * parts;
-  AllowSharedMemory(kernel, SharedBytes(warps, kStages * parts, params.ssm_dtype, defers));
+  AllowSharedMemory(kernel, SharedBytes(warps, kStages * parts, params.ssm_dtype));
   Launch("the Mamba-2 batch step kernel", kernel,
          dim3(static_cast<unsigned>(pieces), static_cast<unsigned>(params.groups),
               static_cast<unsigned>(params.run_count)),
-         dim3(static_cast<unsigned>(warps) * 32),
-         SharedBytes(warps, ring_parts, params.ssm_dtype, defers), stream, params, pieces, ring_parts);
+         dim3(static_cast<unsigned>(warps) * 32), SharedBytes(warps, ring_parts, params.ssm_dtype),
+         stream, params, pieces, ring_parts);
 }
 
 }  // namespace adder::cuda

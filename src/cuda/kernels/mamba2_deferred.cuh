@@ -94,8 +94,8 @@ __device__ __forceinline__ void RepeatDeferred(float4 (&state)[kRows], const Def
 __device__ __forceinline__ void DeferB(const Mamba2Params& p, const SequenceRun& run,
                                        const Place& place, float b) {
   const DeferredRow row(p);
-  RowOfAge(p, row, run, 0)[row.b + place.group * row.b_stride + place.warp * kWarpRows +
-                           place.lane] = b;
+  RowOfAge(p, row, run,
+           0)[row.b + place.group * row.b_stride + place.warp * kWarpRows + place.lane] = b;
 }
 __device__ __forceinline__ void DeferX(const Mamba2Params& p, const SequenceRun& run,
                                        const Place& place, const StepSize& step, float x) {

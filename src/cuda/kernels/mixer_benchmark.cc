@@ -15,7 +15,7 @@
 #include "cuda/kernels/chain_for_benchmark.h"
 #include "cuda/kernels/device_data_for_test.h"
 #include "cuda/kernels/gated_delta.h"
-#include "cuda/kernels/mamba2.h"
+#include "cuda/kernels/mamba2_deferred.h"
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/sample.h"
 
@@ -80,8 +80,8 @@ void TimeMamba2(const MambaCase& c, int batch) {
   const auto rows = static_cast<size_t>(batch);
   const auto heads = static_cast<size_t>(c.heads);
   const size_t state = heads * 128 * static_cast<size_t>(c.head_dim);
-  const size_t layer = state + (4 * channels + 63) / 64 * 64;
-  p.ssm_offset = static_cast<long long>(layer - state);
+  const size_t ring = (static_cast<size_t>(kDeferredTokens * DeferredRow(p).floats) + 63) / 64 * 64;
+  const size_t layer = state + ring + (4 * channels + 63) / 64 * 64;
   const size_t layers = std::clamp<size_t>(kOutOfCache / (4 * layer * rows), 4, kChain);
   const DeviceArray<float> slots = RepeatedFloats(layer * layers * rows);
   const DeviceArray<float> weights(RandomFloats(2, layers * 6 * channels));
@@ -97,19 +97,22 @@ void TimeMamba2(const MambaCase& c, int batch) {
   p.projected = projected.data();
   p.output = output.data();
   const Stream stream;
-  Time(name, static_cast<double>(rows * (8 * state + 16 * channels)), stream, [&](int i) {
-    const size_t index = static_cast<size_t>(i) % layers;
-    Mamba2Params of_layer = p;
-    of_layer.conv_offset = static_cast<long long>(index * layer);
-    of_layer.ssm_offset = static_cast<long long>(index * layer + (layer - state));
-    const float* w = weights.data() + index * 6 * channels;
-    of_layer.conv_weight = w;
-    of_layer.conv_bias = w + 4 * channels;
-    of_layer.dt_bias = w + 5 * channels;
-    of_layer.a = w + 5 * channels + heads;
-    of_layer.d = w + 5 * channels + 2 * heads;
-    LaunchMamba2Step(of_layer, stream.get());
-  });
+  const size_t written = state / kDeferredTokens;
+  Time(name, static_cast<double>(rows * (4 * (state + written) + 16 * channels)), stream,
+       [&](int i) {
+         const size_t index = static_cast<size_t>(i) % layers;
+         Mamba2Params of_layer = p;
+         of_layer.conv_offset = static_cast<long long>(index * layer);
+         of_layer.ssm_offset = static_cast<long long>((index + 1) * layer - state);
+         of_layer.deferred_offset = static_cast<long long>((index + 1) * layer - state - ring);
+         const float* w = weights.data() + index * 6 * channels;
+         of_layer.conv_weight = w;
+         of_layer.conv_bias = w + 4 * channels;
+         of_layer.dt_bias = w + 5 * channels;
+         of_layer.a = w + 5 * channels + heads;
+         of_layer.d = w + 5 * channels + 2 * heads;
+         LaunchMamba2Step(of_layer, stream.get());
+       });
 }
 
 struct DeltaCase {
@@ -159,12 +162,14 @@ void TimeGatedDelta(const DeltaCase& c, int batch) {
   p.output = output.data();
   p.output_stride = static_cast<int>(heads * kDim);
   const Stream stream;
-  Time(name, static_cast<double>(rows * (8 * state + 16 * channels)), stream, [&](int i) {
-    GatedDeltaParams of_layer = p;
-    of_layer.state_offset = static_cast<long long>(static_cast<size_t>(i) % layers * layer);
-    of_layer.conv_offset = of_layer.state_offset + static_cast<long long>(state);
-    LaunchGatedDeltaStep(of_layer, stream.get());
-  });
+  const size_t written = state / kDeferredTokens;
+  Time(name, static_cast<double>(rows * (4 * (state + written) + 16 * channels)), stream,
+       [&](int i) {
+         GatedDeltaParams of_layer = p;
+         of_layer.state_offset = static_cast<long long>(static_cast<size_t>(i) % layers * layer);
+         of_layer.conv_offset = of_layer.state_offset + static_cast<long long>(state);
+         LaunchGatedDeltaStep(of_layer, stream.get());
+       });
 }
 
 struct AttentionCase {
