@@ -54,7 +54,7 @@ struct Mamba2Params {
   // dt_stride]; null: in `projected`.
   const float* dt = nullptr;
   int dt_stride = 0;
-  // Of the states in memory: f32, f16 or bf16. Rounded once per launch (see stored_state.cuh).
+  // Of the states in memory: f32, f16 or bf16. Rounded when written (see stored_state.cuh).
   DType ssm_dtype = DType::kF32;
   // Of LaunchMamba2Step: where the ring of deferred tokens lies in a slot, in floats; negative for
   // heads that do not defer writes of states (see mamba2_deferred.h).
