@@ -126,7 +126,7 @@ DeviceState::DeviceState(const Program& program, bool kv_bf16, const Stream& str
   for (const Op& op : program.ops) {
     const auto* mamba = std::get_if<Mamba2Op>(&op.body);
     if (mamba == nullptr) continue;
-    if (!Defers(mamba->mixer.head_dim)) {
+    if (!DefersWrites(mamba->mixer.head_dim)) {
       writes_always = true;
       continue;
     }

@@ -286,7 +286,7 @@ bool IsBatch(const Mamba2Params& p) {
 
 void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   CheckSizes(params);
-  if (Defers(params.head_dim) != (params.deferred_offset >= 0)) {
+  if (DefersWrites(params.head_dim) != (params.deferred_offset >= 0)) {
     Fail("The Mamba-2 step kernel got ", params.deferred_offset < 0 ? "no" : "an unexpected",
          " ring of deferred tokens for heads of ", params.head_dim, " channels.");
   }

@@ -24,7 +24,7 @@ namespace adder::cuda {
 inline constexpr int kDeferredTokens = 4;
 
 // Whether writes are deferred at all.
-constexpr bool Defers(int64_t head_dim) { return head_dim % 4 == 0; }
+constexpr bool DefersWrites(int64_t head_dim) { return head_dim % 4 == 0; }
 
 // Where the parts of a ring's row begin, in floats.
 struct DeferredRow {

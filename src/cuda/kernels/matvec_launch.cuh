@@ -190,7 +190,7 @@ void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
   constexpr int64_t kSmallDense = 8 << 20;
   launcher.params.triggers_early = kExperts != Experts::kGateUp &&
                                    kExperts != Experts::kRoutedGateUp &&
-                                   m.data_stride * int64_t{sizeof(uint4)} <
+                                   m.data_stride * int64_t{sizeof(uint4)} <=
                                        (IsQuantized(m.format) ? kSmallQuantized : kSmallDense);
   launcher.params.inverse_cols = 1.0f / static_cast<float>(m.cols);
   launcher.grid_y = 1;
