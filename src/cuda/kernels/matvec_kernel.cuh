@@ -44,10 +44,27 @@ constexpr int kMostRouterTiles = 8;
 
 // How a warp goes over its spans.
 enum class Walk {
+  kOne,     // it keeps its one span in registers, whose loads it asks for at the beginning
+  kTwo,     // its two likewise
   kOnce,    // it copies all of them at the beginning
   kLoop,    // all of one tile, through a ring
   kStream,  // all of many tiles, through a ring
 };
+
+// Spans in registers.
+constexpr int KeptSpans(Walk walk) { return walk == Walk::kOne ? 1 : walk == Walk::kTwo ? 2 : 0; }
+
+// Whether a lane keeps so much that a block has no more than kMostWarps warps.
+template <WeightFormat F, bool kWide>
+constexpr bool IsTight(Walk walk) {
+  return KeptSpans(walk) * sizeof(typename WeightSpan<F, kWide>::Lane) > 80;
+}
+
+// Of a row and its norm's weights as they are, in shared memory.
+template <bool kNormalizes>
+constexpr int StagedBytes(int columns) {
+  return columns * (kNormalizes ? 2 : 1) * int{sizeof(float)};
+}
 
 struct MatvecParams {
   LinearParams linear;
@@ -98,6 +115,9 @@ template <Experts kExperts, LinearEpilogue kEpilogue>
 constexpr bool kHasNoNorm = kExperts == Experts::kNone && (kEpilogue == LinearEpilogue::kStore ||
                                                            kEpilogue == LinearEpilogue::kAdd ||
                                                            kEpilogue == LinearEpilogue::kSiluMul);
+template <Experts kExperts, LinearEpilogue kEpilogue>
+constexpr bool kMayNormalize = kExperts != Experts::kDown && kExperts != Experts::kConvolved &&
+                               !kHasNoNorm<kExperts, kEpilogue>;
 // Whether those who prepare activations add up their squares.
 template <Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 constexpr bool kChunkSquares = kExperts == Experts::kGrouped ||
@@ -105,8 +125,20 @@ constexpr bool kChunkSquares = kExperts == Experts::kGrouped ||
                                 (kExperts == Experts::kNone || kExperts == Experts::kNormed ||
                                  kExperts == Experts::kPair));
 
+// The same value, which the compiler then keeps and does not find out again.
+__device__ __forceinline__ unsigned Kept(unsigned value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+template <class T>
+__device__ __forceinline__ T* Kept(T* of_shared) {
+  return static_cast<T*>(__cvta_shared_to_generic(
+      Kept(static_cast<unsigned>(__cvta_generic_to_shared(of_shared)))));
+}
+
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
-__global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
+__global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 +
+                                      (IsTight<F, kWide>(kWalk) ? 0 : 32),
                                   F == WeightFormat::kF16 || F == WeightFormat::kF32 ||
                                           kExperts == Experts::kRoutedGateUp
                                       ? 1
@@ -117,9 +149,10 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr int kChunks = Span::kChunks;
   constexpr int kSpanCols = kChunks * kChunkCols;
   constexpr bool kStream = kWalk == Walk::kStream;
+  constexpr int kKept = KeptSpans(kWalk);
+  constexpr bool kTight = IsTight<F, kWide>(kWalk);
   constexpr bool kConvolves = kExperts == Experts::kConvolved;
-  constexpr bool kNormalizes =
-      kExperts != Experts::kDown && !kConvolves && !kHasNoNorm<kExperts, kEpilogue>;
+  constexpr bool kNormalizes = kMayNormalize<kExperts, kEpilogue>;
   constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
   constexpr bool kPair = kExperts == Experts::kPair;
   constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes || kPair;
@@ -137,9 +170,10 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr bool kRule = kEpilogue == LinearEpilogue::kRule;
   const bool interleaved = kRule ? m.interleaved : kEpilogue == LinearEpilogue::kSiluMul;
   const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32);
   // The same in all lanes, which the compiler cannot know of a quotient.
-  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  const int warp =
+      static_cast<int>(__reduce_max_sync(0xffffffffu, threadIdx.x / 32));
   const int column_warps = kStream ? 1 : params.column_warps;
   const int warps = column_warps * params.row_warps;  // that multiply
   const int row_warp = kStream ? warp : Quotient(warp, params.column_warps_reciprocal);
@@ -176,27 +210,31 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   // Spans of chosen experts come first, those of the shared one last (down).
   const int routed_spans = params.top_k * params.spans;
 
-  // Shared memory: weights [warps][held_spans], activations, their scales, 16 zeros, partial sums
-  // [warps][16], the norm's factor, a router's ExpertChoice.
-  extern __shared__ uint4 shared[];
+  // Shared memory: weights [warps][held_spans] (or what is staged), activations, their units, chunks' squares, partial
+  // sums [warps][16], the norm's factor, a router's ExpertChoice.
+  extern __shared__ uint4 shared_memory[];
+  uint4* shared = Kept(shared_memory);
   // This block multiplies the router's matrix, all of it, before its own.
   bool is_routing = kRoutes && !is_shared;
   int held = is_routing             ? params.router_held_spans
              : kWalk == Walk::kOnce ? params.held_spans
                                     : kRingSpans;
+  typename Span::Lane kept[kKept > 0 ? kKept : 1];
   const auto own_weights = [&] {
     return reinterpret_cast<unsigned char*>(shared) + warp * held * kSpanBytes<F, kWide>;
   };
   unsigned char* weights = own_weights();
-  unsigned char* activations =
-      reinterpret_cast<unsigned char*>(shared) + params.weight_spans * kSpanBytes<F, kWide>;
   const int columns = spans * kSpanCols;
+  unsigned char* activations = reinterpret_cast<unsigned char*>(shared) +
+                               (kKept > 0 ? StagedBytes<kNormalizes>(columns)
+                                          : params.weight_spans * kSpanBytes<F, kWide>);
   const int stride = columns + kColumnPad;
-  unsigned char* zeros =
-      activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride);
-  float* largest = reinterpret_cast<float*>(zeros + 16);
+  constexpr int kGroups = kChunkGroups<kWide>;
+  GroupUnit* units = reinterpret_cast<GroupUnit*>(
+      activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride));
   // kSquares: those of each chunk, then.
-  float* chunk_squares = largest + (IsQuantized(F) ? spans * kChunks : 0);
+  float* chunk_squares =
+      reinterpret_cast<float*>(units + (IsQuantized(F) ? spans * kChunks * kGroups : 0));
   float* partial = chunk_squares + (kSquares ? spans * kChunks : 0);
   float* factor = partial + (kStream ? 0 : warps * kTileRows);
   const ExpertChoice chosen(factor + 1, kRoutes ? params.router.rows : m.rows);
@@ -218,7 +256,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     if (copy_tile >= from.tiles || copy_span >= spans) return;
     int matrix = 0;
     int span = copy_span;
-    unsigned char* to = weights + slot * kSpanBytes<F, kWide>;
+    const auto fetch = [&](const PackedMatrix& packed, int place, int first) {
+      if constexpr (kKept > 0) {
+        kept[slot].Load(packed, matrix, place, first, packed.chunks - 1, lane);
+      } else {
+        Span::Copy(packed, matrix, place, first, packed.chunks - 1, lane,
+                   weights + slot * kSpanBytes<F, kWide>);
+      }
+    };
     if constexpr (kRoutes) {
       if (!is_shared && !is_routing) matrix = chosen.experts[choice];
     } else if constexpr (kGateUp && !kPair) {
@@ -226,15 +271,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
     if (kExperts == Experts::kDown && span >= routed_spans) {
       const PackedMatrix& shared_matrix = params.shared;
-      Span::Copy(shared_matrix, 0, copy_tile * shared_matrix.chunks,
-                 (span - routed_spans) * kChunks, shared_matrix.chunks - 1, lane, to);
+      fetch(shared_matrix, copy_tile * shared_matrix.chunks, (span - routed_spans) * kChunks);
     } else {
       if constexpr (kExperts == Experts::kDown) {
         const int choice = Quotient(span, params.spans_reciprocal);
         span -= choice * params.spans;
         matrix = static_cast<int>(__ldcg(routing + params.top_k + choice));
       }
-      Span::Copy(from, matrix, copy_tile * from.chunks, span * kChunks, from.chunks - 1, lane, to);
+      fetch(from, copy_tile * from.chunks, span * kChunks);
     }
     copy_span += copy_step;
     if (kStream && copy_span >= spans) {
@@ -243,17 +287,23 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
   };
   const auto copy_first = [&] {
+    if constexpr (kKept > 0) {
+#pragma unroll
+      for (int slot = 0; slot < kKept; ++slot) copy_next(slot);
+    } else {
 #pragma unroll 1
-    for (int slot = 0; slot < held; ++slot) {
-      copy_next(slot);
-      if (kWalk != Walk::kOnce) CommitCopies();
+      for (int slot = 0; slot < held; ++slot) {
+        copy_next(slot);
+        if (kWalk != Walk::kOnce) CommitCopies();
+      }
     }
   };
 
   // What was routed is known (down): the launch of gates triggers only then.
   if (kExperts != Experts::kGateUp || is_shared) copy_first();
   // This lane's columns: two here and two kSecond beyond.
-  const int first_col = thread / 16 * kChunkCols + LaneColumns<F>::First(lane);
+  const int first_col =
+      static_cast<int>(threadIdx.x / 16) * kChunkCols + LaneColumns<F>::First(lane);
   constexpr int kSecond = LaneColumns<F>::kSecond;
   const auto load_pair = [&](const float* from, int col, float otherwise) {
     return col < m.cols ? *reinterpret_cast<const float2*>(from + col)
@@ -266,7 +316,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     norm[0] = load_pair(p.norm_weight, col, 1);
     norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
   };
-  load_norm(first_col);
+  if constexpr (kKept == 0) load_norm(first_col);
   // Of long rows, the same of the next round, which would come from memory behind the wait.
   const int step = params.preparing_warps * 2 * kChunkCols;
   float2 next_norm[2];
@@ -275,11 +325,21 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     next_norm[0] = load_pair(p.norm_weight, col, 1);
     next_norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
   };
-  if constexpr (kSquares) {
+  if constexpr (kSquares && kKept == 0) {
     next_norm[0] = next_norm[1] = make_float2(1, 1);
     load_next_norm(first_col + step);
   }
-  if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
+  // With spans in registers, what the warp prepares comes through shared memory: loads into
+  // registers would be waited for together with the weights.
+  float* staged = reinterpret_cast<float*>(shared);
+  float* staged_norm = staged + columns;
+  const auto stage = [&](float* to, const float* from) {
+#pragma unroll 1
+    for (int col = 4 * thread; col < columns; col += step) {
+      CopyAsyncOrZeros(to + col, from + col, col < m.cols);
+    }
+  };
+  if (kKept > 0 && kNormalizes && has_norm && prepares) stage(staged_norm, p.norm_weight);
   // In blocks: the row that this thread finishes, if it does.
   const int finish_tile = block * params.row_warps + warp;
   const int row = LogicalRow(interleaved, m.rows, finish_tile, lane % kTileRows);
@@ -302,15 +362,23 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   };
   if (prepares) load_window(first_col);
 
+  const int* input_rows = p.input_rows;
+  ReadyBeforeWait(input_rows);
+  ReadyBeforeWait(input);
+  ReadyBeforeWait(output);
+
   if (params.triggers_early) PdlTrigger();
   PdlWait();
   if (!params.triggers_early && (!kRoutes || is_shared)) PdlTrigger();
   if (kExperts == Experts::kGateUp && !is_shared) copy_first();
   float old = 0;
-  if constexpr (!kStream && (kRule || kEpilogue == LinearEpilogue::kAdd)) {
-    if (finishes && (!kRule || p.rule.adds)) old = output[row];
-  }
-  if (p.input_rows != nullptr) input += static_cast<long long>(*p.input_rows) * p.input_stride;
+  const auto load_old = [&] {
+    if constexpr (!kStream && (kRule || kEpilogue == LinearEpilogue::kAdd)) {
+      if (finishes && (!kRule || p.rule.adds)) old = output[row];
+    }
+  };
+  if constexpr (!kTight) load_old();
+  if (input_rows != nullptr) input += static_cast<long long>(*input_rows) * p.input_stride;
   float squares = 0;
   float shared_weight = 1;
   if (kExperts == Experts::kDown && params.shared_gate != nullptr) {
@@ -342,22 +410,49 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         y = load_pair(input, col + kSecond, 0);
       }
     };
-    const auto prepare = [&](int col, float2 x, float2 y) {
+    // `square`: of what x and y were without the norm's weight.
+    const auto prepare = [&](int col, float2 x, float2 y, float square) {
+      const int chunk = col / kChunkCols;
       if constexpr (IsQuantized(F)) {
-        const int chunk = col / kChunkCols;
-        QuantizeActivations<F>(x, y, lane, col < columns,
-                               activations + chunk * kActivationBytesPerChunk, largest + chunk);
-      } else if (col < columns) {
+        QuantizeActivations<F, kWide, kSquares>(
+            x, y, lane, col < columns, activations + chunk * kActivationBytesPerChunk,
+            units + chunk * kGroups, square, chunk_squares + chunk);
+      } else {
+        if constexpr (kSquares) {
+#pragma unroll
+          for (int offset = 8; offset > 0; offset /= 2) {
+            square += __shfl_xor_sync(0xffffffffu, square, offset);
+          }
+        }
+        if (col >= columns) return;
         __nv_bfloat16* to = reinterpret_cast<__nv_bfloat16*>(activations) + col;
         SplitActivations(x, to, stride);
         SplitActivations(y, to + kSecond, stride);
+        if (kSquares && lane % 16 == 0) chunk_squares[chunk] = square;
       }
     };
     // Whether the warp, whose lanes work together, has columns from here on.
     const auto has_columns = [&](int col) {
       return col - first_col + warp * 2 * kChunkCols < columns;
     };
-    if constexpr (kExperts == Experts::kDown && kWalk == Walk::kLoop) {
+    if constexpr (kKept > 0) {
+      stage(staged, input);
+      CommitCopies();
+      WaitForCopies<0>();
+      __syncwarp();
+#pragma unroll 1
+      for (int col = first_col; has_columns(col); col += step) {
+        float2 x = *reinterpret_cast<const float2*>(staged + col);
+        float2 y = *reinterpret_cast<const float2*>(staged + col + kSecond);
+        const float square = x.x * x.x + x.y * x.y + (y.x * y.x + y.y * y.y);
+        if (has_norm) {
+          norm[0] = *reinterpret_cast<const float2*>(staged_norm + col);
+          norm[1] = *reinterpret_cast<const float2*>(staged_norm + col + kSecond);
+          x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
+        }
+        prepare(col, x, y, square);
+      }
+    } else if constexpr (kExperts == Experts::kDown && kWalk == Walk::kLoop) {
       // Many experts' columns: several rounds' loads are on their way.
       constexpr int kTogether = 4;
 #pragma unroll 1
@@ -367,7 +462,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) load_input(base + i * step, x[i], y[i]);
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) prepare(base + i * step, x[i], y[i]);
+        for (int i = 0; i < kTogether; ++i) prepare(base + i * step, x[i], y[i], 0);
       }
     } else {
       float2 x;
@@ -379,18 +474,11 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         float2 next_y;
         load_window(col + step);
         load_input(col + step, next_x, next_y);
-        if (kSquares && has_norm) {
-          float sum = x.x * x.x + x.y * x.y + (y.x * y.x + y.y * y.y);
-#pragma unroll
-          for (int offset = 8; offset > 0; offset /= 2) {
-            sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-          }
-          if (lane % 16 == 0 && col < columns) chunk_squares[col / kChunkCols] = sum;
-        }
+        const float square = x.x * x.x + x.y * x.y + (y.x * y.x + y.y * y.y);
         if constexpr (kNormalizes) {
           x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
         }
-        prepare(col, x, y);
+        prepare(col, x, y, square);
         col += step;
         if (!has_columns(col)) break;
         if constexpr (kSquares) {
@@ -418,9 +506,12 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       }
     }
   }
+  // Tight: there is no warp of its own for this: the last one multiplies later.
+  const bool finds = kTight ? warp == warps - 1 : !prepares;
   const auto find_factor = [&] {
-    if (prepares || !has_factor) return;
+    if (!finds || !has_factor) return;
     if constexpr (kSquares) {
+#pragma unroll 1
       for (int chunk = lane; chunk < m.chunks; chunk += 32) squares += chunk_squares[chunk];
     }
 #pragma unroll
@@ -429,37 +520,49 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
     if (lane == 0) *factor = rsqrtf(squares * params.inverse_cols + p.norm_eps);
   };
+  if constexpr (kTight) load_old();
+  static_assert(kKept == 0 || ((kSquares || !kNormalizes) && kExperts != Experts::kDown &&
+                               kExperts != Experts::kGateUp && !kConvolves && !kRoutes));
   if constexpr (kStream || kRoutes) find_factor();
   if constexpr (kWalk == Walk::kOnce) {
     // A warp's copies are seen by all its lanes after the barrier.
     CommitCopies();
     WaitForCopies<0>();
   }
+  // Found out before the barrier, as what is behind it is waited for.
+  using Operands = typename Span::Operands;
+  const int first_multiplied = kStream ? 0 : column_warp;
+  const unsigned place =
+      Kept(Operands::Place(activations, stride, lane) + first_multiplied * Operands::kSpanBytes);
+  const GroupUnit* place_units = Kept(units + first_multiplied * kChunks * kGroups);
   __syncthreads();
 
   if constexpr (kGrouped) {
-    // Each chunk's unit gets its group's factor.
+    // What each chunk's activations stand for gets its group's factor.
     const float inverse_size = 1.0f / static_cast<float>(params.group_chunks * kChunkCols);
     for (int chunk = thread; chunk < m.chunks; chunk += static_cast<int>(blockDim.x)) {
       const float* of_group = chunk_squares + chunk / params.group_chunks * params.group_chunks;
       float sum = 0;
 #pragma unroll 8
       for (int i = 0; i < params.group_chunks; ++i) sum += of_group[i];
-      largest[chunk] *= rsqrtf(fmaf(sum, inverse_size, p.norm_eps));
+      const float group_factor = rsqrtf(fmaf(sum, inverse_size, p.norm_eps));
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        units[chunk * kGroups + i].unit *= group_factor;
+        units[chunk * kGroups + i].sum *= group_factor;
+      }
     }
     __syncthreads();
   }
   float sums[2] = {0, 0};
   const auto multiply = [&](int slot, int span) {
-    Span::Multiply(weights + slot * kSpanBytes<F, kWide>, activations, largest, stride, zeros, span,
-                   lane, m.scale_format, sums);
-  };
-  const auto add_quad = [&] {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
-      sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
-    }
+    const int beyond = span - first_multiplied;
+    Operands operands;
+    operands.Read(place + beyond * Operands::kSpanBytes, lane);
+    typename Span::Lane read;
+    if constexpr (kKept == 0) read.Read(weights + slot * kSpanBytes<F, kWide>, lane);
+    Span::Multiply(kKept > 0 ? kept[slot] : read, operands, place_units + beyond * kChunks * kGroups, lane,
+                   m.scale_format, sums);
   };
   // Waits for the oldest span of the ring, and asks for another in its place.
   const auto take = [&](int& slot, int span) {
@@ -471,6 +574,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     CommitCopies();
     if (++slot == kRingSpans) slot = 0;
   };
+  if constexpr (kTight) find_factor();
   int slot = 0;
   if constexpr (kStream) {
     if (!multiplies) return;
@@ -479,7 +583,11 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
 #pragma unroll 1
       for (int span = 0; span < spans; ++span) take(slot, span);
-      add_quad();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+      }
       if (lane % 4 == 0) {
         StoreRows<kEpilogue>(p, output, tile, lane / 4, 0, sums[0] * scale, sums[1] * scale,
                              LoadOld<kEpilogue>(p, output, tile, lane / 4, 0));
@@ -499,20 +607,29 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
             warp - Quotient(warp, params.router_column_warps_reciprocal) * own_column_warps;
       }
       if (kRoutes ? warp < own_row_warps * own_column_warps : multiplies) {
+        if constexpr (kKept > 0) {
+#pragma unroll
+          for (int i = 0; i < kKept; ++i) {
+            if (first_span + i * column_warps < spans) multiply(i, first_span + i * column_warps);
+          }
+        } else {
 #pragma unroll 1
-        for (int span = first_span; span < spans; span += own_column_warps) {
-          if constexpr (kWalk == Walk::kOnce) {
-            multiply(slot++, span);
-          } else {
-            take(slot, span);
+          for (int span = first_span; span < spans; span += own_column_warps) {
+            if constexpr (kWalk == Walk::kOnce) {
+              multiply(slot++, span);
+            } else {
+              take(slot, span);
+            }
           }
         }
-        add_quad();
-        if (lane % 4 < 2) {
-          partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = lane % 4 == 0 ? sums[0] : sums[1];
-        }
+        // Odd lanes of a quad add up row g + 8, even ones row g.
+        const bool odd = lane % 2 != 0;
+        float sum = odd ? sums[1] : sums[0];
+        sum += __shfl_xor_sync(0xffffffffu, odd ? sums[0] : sums[1], 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (lane % 4 < 2) partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = sum;
       }
-      if constexpr (!kRoutes) find_factor();
+      if constexpr (!kRoutes && !kTight) find_factor();
       __syncthreads();
       if (warp < own_row_warps) {
         // Half a warp adds up every other column warp's sums.

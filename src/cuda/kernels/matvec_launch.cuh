@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "cuda/kernels/matvec.h"
 #include "cuda/kernels/matvec_kernel.cuh"
@@ -9,6 +10,12 @@
 namespace adder::cuda {
 
 inline int RoundedUp(int value, int by) { return (value + by - 1) / by; }
+
+// Of a chunk of activations in shared memory.
+template <WeightFormat F, bool kWide>
+constexpr int kChunkBytes = IsQuantized(F)
+                                ? kActivationBytesPerChunk + kChunkGroups<kWide> * int{sizeof(GroupUnit)}
+                                : 4 * kChunkCols;
 
 struct Launcher {
   MatvecParams params;
@@ -37,7 +44,7 @@ struct Launcher {
   template <WeightFormat F, bool kWide, class BlocksOf>
   void FitExperts(int spans, BlocksOf blocks_of) {
     constexpr int kMostRowWarps = 5;
-    const int activation_bytes = spans * kSpanChunks<F, kWide> * (IsQuantized(F) ? 132 : 256);
+    const int activation_bytes = spans * kSpanChunks<F, kWide> * kChunkBytes<F, kWide>;
     const auto fits = [&] {
       const int warps = params.column_warps * params.row_warps;
       int weights = warps * params.held_spans * kSpanBytes<F, kWide>;
@@ -125,6 +132,22 @@ struct Launcher {
                                                                    kStreamWarps);
       }
     }
+    // X
+    static const int keep = std::getenv("X_KEEP") ? std::atoi(std::getenv("X_KEEP")) : 2;
+    constexpr bool kCanKeep =
+        (IsQuantized(F) || F == WeightFormat::kBf16) && (!kMayNormalize<kExperts, kEpilogue> ||
+                           kChunkSquares<kExperts, kEpilogue, Walk::kOnce>) &&
+        kExperts != Experts::kGateUp && kExperts != Experts::kDown && kExperts != Experts::kConvolved;
+    if constexpr (kCanKeep) {
+      if (params.held_spans == 1 && keep % 2 == 1) {
+        return Start<F, kWide, kExperts, kEpilogue, Walk::kOne>(blocks);
+      }
+      if constexpr (F != WeightFormat::kQ8 || kWide) {
+        if (params.held_spans == 2 && keep >= 2) {
+          return Start<F, kWide, kExperts, kEpilogue, Walk::kTwo>(blocks);
+        }
+      }
+    }
     const int warps = params.column_warps * params.row_warps;
     if (warps * params.held_spans * kSpanBytes<F, kWide> <= kMostWeightBytes) {
       return Start<F, kWide, kExperts, kEpilogue, Walk::kOnce>(blocks);
@@ -136,15 +159,16 @@ struct Launcher {
   void Start(int blocks) {
     const auto kernel = MatvecKernel<F, kWide, kExperts, kEpilogue, kWalk>;
     const int warps = params.column_warps * params.row_warps;
-    params.weight_spans = warps * (kWalk == Walk::kOnce ? params.held_spans : kRingSpans);
+    params.weight_spans = KeptSpans(kWalk) > 0      ? 0
+                          : kWalk == Walk::kOnce ? warps * params.held_spans
+                                                 : warps * kRingSpans;
     if (kExperts == Experts::kRoutedGateUp) {
       const int router_warps = params.router_column_warps * params.router.tiles;
       params.router_held_spans = RoundedUp(params.spans, params.router_column_warps);
       params.weight_spans = std::max(params.weight_spans, router_warps * params.router_held_spans);
     }
     const int chunks = params.spans_of_block * kSpanChunks<F, kWide>;
-    const int activation_bytes = (IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
-                                                 : 4 * (chunks * kChunkCols + kColumnPad)) +
+    const int activation_bytes = chunks * kChunkBytes<F, kWide> + (IsQuantized(F) ? 0 : 4 * kColumnPad) +
                                  (kChunkSquares<kExperts, kEpilogue, kWalk> ? chunks * 4 : 0);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
     const int router_bytes =
@@ -152,12 +176,16 @@ struct Launcher {
             ? ChoiceByRuleBytes(params.route.experts, params.route.groups)
             : ExpertChoice::Bytes(kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows
                                                                        : params.router.rows);
-    auto shared = static_cast<size_t>(params.weight_spans * kSpanBytes<F, kWide> +
-                                      activation_bytes + 16 + partial_bytes + 4 + router_bytes);
+    const int staged_bytes =
+        KeptSpans(kWalk) > 0
+            ? StagedBytes<kMayNormalize<kExperts, kEpilogue>>(chunks * kChunkCols)
+            : params.weight_spans * kSpanBytes<F, kWide>;
+    auto shared = static_cast<size_t>(staged_bytes +
+                                      activation_bytes + partial_bytes + 4 + router_bytes);
     // Of matrices that add to the residual, no two blocks share a multiprocessor: the device puts
     // them together where the blocks of the kernel before leave room. Where nearly every
     // multiprocessor has a block anyway, so much memory only delays them.
-    if (kEpilogue == LinearEpilogue::kAdd && kWalk == Walk::kOnce && params.triggers_early &&
+    if (kEpilogue == LinearEpilogue::kAdd && (kWalk == Walk::kOnce || KeptSpans(kWalk) > 0) && params.triggers_early &&
         blocks * static_cast<int>(grid_y) <= multiprocessors / 4 * 3) {
       shared = std::max(shared, static_cast<size_t>(DeviceSharedBytes() / 2 + 2048));
     }
@@ -169,7 +197,9 @@ struct Launcher {
     params.preparing_warps = std::max(
         warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
     const int helper =
-        params.linear.norm_weight != nullptr && kExperts != Experts::kGrouped ? 1 : 0;
+        params.linear.norm_weight != nullptr && kExperts != Experts::kGrouped && !IsTight<F, kWide>(kWalk)
+            ? 1
+            : 0;
     Launch("the matrix-vector kernel", kernel, dim3(static_cast<unsigned>(blocks), grid_y),
            dim3(static_cast<unsigned>((params.preparing_warps + helper) * 32)), shared, stream,
            params);
