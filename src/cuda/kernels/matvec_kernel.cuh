@@ -130,10 +130,12 @@ __device__ __forceinline__ unsigned Kept(unsigned value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+__device__ __forceinline__ unsigned SharedPlace(const void* of_shared) {
+  return Kept(static_cast<unsigned>(__cvta_generic_to_shared(of_shared)));
+}
 template <class T>
 __device__ __forceinline__ T* Kept(T* of_shared) {
-  return static_cast<T*>(__cvta_shared_to_generic(
-      Kept(static_cast<unsigned>(__cvta_generic_to_shared(of_shared)))));
+  return static_cast<T*>(__cvta_shared_to_generic(SharedPlace(of_shared)));
 }
 
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
@@ -329,17 +331,27 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     next_norm[0] = next_norm[1] = make_float2(1, 1);
     load_next_norm(first_col + step);
   }
-  // With spans in registers, what the warp prepares comes through shared memory: loads into
-  // registers would be waited for together with the weights.
+  // With spans in registers, what the warp prepares comes through shared memory, sixteen bytes of
+  // each round per thread: loads into registers would be waited for together with the weights.
   float* staged = reinterpret_cast<float*>(shared);
-  float* staged_norm = staged + columns;
-  const auto stage = [&](float* to, const float* from) {
+  const int own_col = static_cast<int>(threadIdx.x) * 4;
+  const bool stages = kKept > 0 && prepares && own_col < columns;
+  const unsigned staged_place = SharedPlace(staged + own_col);
+  const auto stage = [&](unsigned to, const float* from, unsigned bytes) {
 #pragma unroll 1
-    for (int col = 4 * thread; col < columns; col += step) {
-      CopyAsyncOrZeros(to + col, from + col, col < m.cols);
+    for (int col = own_col;;) {
+      CopyAsync(to, from, bytes);
+      col += step;
+      if (col >= columns) break;
+      to += step * sizeof(float);
+      from += step;
+      bytes = col < m.cols ? 16 : 0;
     }
   };
-  if (kKept > 0 && kNormalizes && has_norm && prepares) stage(staged_norm, p.norm_weight);
+  if (stages && kNormalizes && has_norm) {
+    stage(staged_place + columns * sizeof(float), p.norm_weight + own_col,
+          own_col < m.cols ? 16 : 0);
+  }
   // In blocks: the row that this thread finishes, if it does.
   const int finish_tile = block * params.row_warps + warp;
   const int row = LogicalRow(interleaved, m.rows, finish_tile, lane % kTileRows);
@@ -362,10 +374,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   };
   if (prepares) load_window(first_col);
 
-  const int* input_rows = p.input_rows;
-  ReadyBeforeWait(input_rows);
-  ReadyBeforeWait(input);
-  ReadyBeforeWait(output);
+  // Known before the wait, and not found out again behind it.
+  const bool has_input_rows = Kept(p.input_rows != nullptr ? 1u : 0u) != 0;
+  const float* own_input = input + own_col;
+  unsigned own_bytes = own_col < m.cols ? 16 : 0;
+  if constexpr (kKept > 0) {
+    asm volatile("" : "+l"(own_input));
+    own_bytes = Kept(own_bytes);
+  }
 
   if (params.triggers_early) PdlTrigger();
   PdlWait();
@@ -377,8 +393,13 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       if (finishes && (!kRule || p.rule.adds)) old = output[row];
     }
   };
+  if (has_input_rows) {
+    const long long offset = static_cast<long long>(*p.input_rows) * p.input_stride;
+    input += offset;
+    own_input += offset;
+  }
+  if (stages) stage(staged_place, own_input, own_bytes);
   if constexpr (!kTight) load_old();
-  if (input_rows != nullptr) input += static_cast<long long>(*input_rows) * p.input_stride;
   float squares = 0;
   float shared_weight = 1;
   if (kExperts == Experts::kDown && params.shared_gate != nullptr) {
@@ -436,7 +457,6 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       return col - first_col + warp * 2 * kChunkCols < columns;
     };
     if constexpr (kKept > 0) {
-      stage(staged, input);
       CommitCopies();
       WaitForCopies<0>();
       __syncwarp();
@@ -446,8 +466,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         float2 y = *reinterpret_cast<const float2*>(staged + col + kSecond);
         const float square = x.x * x.x + x.y * x.y + (y.x * y.x + y.y * y.y);
         if (has_norm) {
-          norm[0] = *reinterpret_cast<const float2*>(staged_norm + col);
-          norm[1] = *reinterpret_cast<const float2*>(staged_norm + col + kSecond);
+          norm[0] = *reinterpret_cast<const float2*>(staged + columns + col);
+          norm[1] = *reinterpret_cast<const float2*>(staged + columns + col + kSecond);
           x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
         }
         prepare(col, x, y, square);
@@ -630,16 +650,17 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         if (lane % 4 < 2) partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = sum;
       }
       if constexpr (!kRoutes && !kTight) find_factor();
+      const float* from =
+          Kept(partial + (warp * own_column_warps + lane / kTileRows) * kTileRows + lane % kTileRows);
+      const int own_warps = static_cast<int>(Kept(static_cast<unsigned>(own_column_warps - lane / kTileRows)));
       __syncthreads();
       if (warp < own_row_warps) {
         // Half a warp adds up every other column warp's sums.
         float y = 0;
-        const float* from = partial + warp * own_column_warps * kTileRows + lane % kTileRows;
         static_assert(kMostWarps == 16);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          const int w = 2 * i + lane / kTileRows;
-          y += w < own_column_warps ? from[w * kTileRows] : 0.0f;
+          y += 2 * i < own_warps ? from[2 * i * kTileRows] : 0.0f;
         }
         y += __shfl_xor_sync(0xffffffffu, y, 16);
         if (has_factor) y *= *factor;

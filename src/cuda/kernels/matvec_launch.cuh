@@ -29,6 +29,8 @@ struct Launcher {
     params.held_spans =
         std::max(RoundedUp(spans, kMostWarps),
                  std::min(2, RoundedUp(spans * tiles_per_multiprocessor, kMostWarps)));
+    static const bool cut = std::getenv("X_CUT") != nullptr;
+    if (cut && spans == kMostWarps && tiles_per_multiprocessor == 1) params.held_spans = 2;
     params.column_warps = RoundedUp(spans, params.held_spans);
     params.row_warps =
         std::max(1, std::min(kMostWarps / params.column_warps, tiles_per_multiprocessor));
@@ -194,7 +196,8 @@ struct Launcher {
                                  static_cast<int>(shared)),
             "setting the matrix-vector kernel's shared memory");
     }
-    params.preparing_warps = std::max(
+    static const int most = std::getenv("X_PREP") ? std::atoi(std::getenv("X_PREP")) : 16;
+    params.preparing_warps = kWalk == Walk::kTwo ? std::max(warps, std::min(most, (chunks + 1) / 2)) : std::max(
         warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
     const int helper =
         params.linear.norm_weight != nullptr && kExperts != Experts::kGrouped && !IsTight<F, kWide>(kWalk)
@@ -216,7 +219,7 @@ void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
   launcher.params.linear = linear;
   // What the next kernel loads first would compete with the weights of a large matrix. Behind gates
   // of experts, it reads first what was routed.
-  constexpr int64_t kSmallQuantized = 4 << 20;
+  static const int64_t kSmallQuantized = (std::getenv("X_SMALL") ? std::atoi(std::getenv("X_SMALL")) : 4) << 20;
   constexpr int64_t kSmallDense = 8 << 20;
   launcher.params.triggers_early = kExperts != Experts::kGateUp &&
                                    kExperts != Experts::kRoutedGateUp &&

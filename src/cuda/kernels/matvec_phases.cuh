@@ -157,10 +157,9 @@ __device__ __forceinline__ void CopyAsync(void* to, const void* from) {
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
-__device__ __forceinline__ void CopyAsyncOrZeros(void* to, const void* from, bool copies) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-               "r"(copies ? 16 : 0)
+// Of `bytes`, and zeros up to sixteen.
+__device__ __forceinline__ void CopyAsync(unsigned to, const void* from, unsigned bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void CommitCopies() {
