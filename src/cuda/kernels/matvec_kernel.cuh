@@ -44,21 +44,11 @@ constexpr int kMostRouterTiles = 8;
 
 // How a warp goes over its spans.
 enum class Walk {
-  kOne,     // it keeps its one span in registers, whose loads it asks for at the beginning
-  kTwo,     // its two likewise
+  kKept,    // it keeps its one span in registers, whose loads it asks for at the beginning
   kOnce,    // it copies all of them at the beginning
   kLoop,    // all of one tile, through a ring
   kStream,  // all of many tiles, through a ring
 };
-
-// Spans in registers.
-constexpr int KeptSpans(Walk walk) { return walk == Walk::kOne ? 1 : walk == Walk::kTwo ? 2 : 0; }
-
-// Whether a lane keeps so much that a block has no more than kMostWarps warps.
-template <WeightFormat F, bool kWide>
-constexpr bool IsTight(Walk walk) {
-  return KeptSpans(walk) * sizeof(typename WeightSpan<F, kWide>::Lane) > 80;
-}
 
 // Of a row and its norm's weights as they are, in shared memory.
 template <bool kNormalizes>
@@ -139,8 +129,7 @@ __device__ __forceinline__ T* Kept(T* of_shared) {
 }
 
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
-__global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 +
-                                      (IsTight<F, kWide>(kWalk) ? 0 : 32),
+__global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
                                   F == WeightFormat::kF16 || F == WeightFormat::kF32 ||
                                           kExperts == Experts::kRoutedGateUp
                                       ? 1
@@ -151,8 +140,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr int kChunks = Span::kChunks;
   constexpr int kSpanCols = kChunks * kChunkCols;
   constexpr bool kStream = kWalk == Walk::kStream;
-  constexpr int kKept = KeptSpans(kWalk);
-  constexpr bool kTight = IsTight<F, kWide>(kWalk);
+  constexpr bool kKept = kWalk == Walk::kKept;
   constexpr bool kConvolves = kExperts == Experts::kConvolved;
   constexpr bool kNormalizes = kMayNormalize<kExperts, kEpilogue>;
   constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
@@ -221,14 +209,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   int held = is_routing             ? params.router_held_spans
              : kWalk == Walk::kOnce ? params.held_spans
                                     : kRingSpans;
-  typename Span::Lane kept[kKept > 0 ? kKept : 1];
+  typename Span::Lane kept;
   const auto own_weights = [&] {
     return reinterpret_cast<unsigned char*>(shared) + warp * held * kSpanBytes<F, kWide>;
   };
   unsigned char* weights = own_weights();
   const int columns = spans * kSpanCols;
   unsigned char* activations = reinterpret_cast<unsigned char*>(shared) +
-                               (kKept > 0 ? StagedBytes<kNormalizes>(columns)
+                               (kKept ? StagedBytes<kNormalizes>(columns)
                                           : params.weight_spans * kSpanBytes<F, kWide>);
   const int stride = columns + kColumnPad;
   constexpr int kGroups = kChunkGroups<kWide>;
@@ -259,8 +247,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     int matrix = 0;
     int span = copy_span;
     const auto fetch = [&](const PackedMatrix& packed, int place, int first) {
-      if constexpr (kKept > 0) {
-        kept[slot].Load(packed, matrix, place, first, packed.chunks - 1, lane);
+      if constexpr (kKept) {
+        kept.Load(packed, matrix, place, first, packed.chunks - 1, lane);
       } else {
         Span::Copy(packed, matrix, place, first, packed.chunks - 1, lane,
                    weights + slot * kSpanBytes<F, kWide>);
@@ -289,9 +277,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
   };
   const auto copy_first = [&] {
-    if constexpr (kKept > 0) {
-#pragma unroll
-      for (int slot = 0; slot < kKept; ++slot) copy_next(slot);
+    if constexpr (kKept) {
+      copy_next(0);
     } else {
 #pragma unroll 1
       for (int slot = 0; slot < held; ++slot) {
@@ -318,7 +305,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     norm[0] = load_pair(p.norm_weight, col, 1);
     norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
   };
-  if constexpr (kKept == 0) load_norm(first_col);
+  if constexpr (!kKept) load_norm(first_col);
   // Of long rows, the same of the next round, which would come from memory behind the wait.
   const int step = params.preparing_warps * 2 * kChunkCols;
   float2 next_norm[2];
@@ -327,7 +314,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     next_norm[0] = load_pair(p.norm_weight, col, 1);
     next_norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
   };
-  if constexpr (kSquares && kKept == 0) {
+  if constexpr (kSquares && !kKept) {
     next_norm[0] = next_norm[1] = make_float2(1, 1);
     load_next_norm(first_col + step);
   }
@@ -335,7 +322,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   // each round per thread: loads into registers would be waited for together with the weights.
   float* staged = reinterpret_cast<float*>(shared);
   const int own_col = static_cast<int>(threadIdx.x) * 4;
-  const bool stages = kKept > 0 && prepares && own_col < columns;
+  const bool stages = kKept && prepares && own_col < columns;
   const unsigned staged_place = SharedPlace(staged + own_col);
   const auto stage = [&](unsigned to, const float* from, unsigned bytes) {
 #pragma unroll 1
@@ -378,7 +365,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const bool has_input_rows = Kept(p.input_rows != nullptr ? 1u : 0u) != 0;
   const float* own_input = input + own_col;
   unsigned own_bytes = own_col < m.cols ? 16 : 0;
-  if constexpr (kKept > 0) {
+  if constexpr (kKept) {
     asm volatile("" : "+l"(own_input));
     own_bytes = Kept(own_bytes);
   }
@@ -399,7 +386,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     own_input += offset;
   }
   if (stages) stage(staged_place, own_input, own_bytes);
-  if constexpr (!kTight) load_old();
+  load_old();
   float squares = 0;
   float shared_weight = 1;
   if (kExperts == Experts::kDown && params.shared_gate != nullptr) {
@@ -456,7 +443,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     const auto has_columns = [&](int col) {
       return col - first_col + warp * 2 * kChunkCols < columns;
     };
-    if constexpr (kKept > 0) {
+    if constexpr (kKept) {
       CommitCopies();
       WaitForCopies<0>();
       __syncwarp();
@@ -526,10 +513,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       }
     }
   }
-  // Tight: there is no warp of its own for this: the last one multiplies later.
-  const bool finds = kTight ? warp == warps - 1 : !prepares;
   const auto find_factor = [&] {
-    if (!finds || !has_factor) return;
+    if (prepares || !has_factor) return;
     if constexpr (kSquares) {
 #pragma unroll 1
       for (int chunk = lane; chunk < m.chunks; chunk += 32) squares += chunk_squares[chunk];
@@ -540,8 +525,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
     if (lane == 0) *factor = rsqrtf(squares * params.inverse_cols + p.norm_eps);
   };
-  if constexpr (kTight) load_old();
-  static_assert(kKept == 0 || ((kSquares || !kNormalizes) && kExperts != Experts::kDown &&
+  static_assert(!kKept || ((kSquares || !kNormalizes) && kExperts != Experts::kDown &&
                                kExperts != Experts::kGateUp && !kConvolves && !kRoutes));
   if constexpr (kStream || kRoutes) find_factor();
   if constexpr (kWalk == Walk::kOnce) {
@@ -580,8 +564,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     Operands operands;
     operands.Read(place + beyond * Operands::kSpanBytes, lane);
     typename Span::Lane read;
-    if constexpr (kKept == 0) read.Read(weights + slot * kSpanBytes<F, kWide>, lane);
-    Span::Multiply(kKept > 0 ? kept[slot] : read, operands, place_units + beyond * kChunks * kGroups, lane,
+    if constexpr (!kKept) read.Read(weights + slot * kSpanBytes<F, kWide>, lane);
+    Span::Multiply(kKept ? kept : read, operands, place_units + beyond * kChunks * kGroups, lane,
                    m.scale_format, sums);
   };
   // Waits for the oldest span of the ring, and asks for another in its place.
@@ -594,7 +578,6 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     CommitCopies();
     if (++slot == kRingSpans) slot = 0;
   };
-  if constexpr (kTight) find_factor();
   int slot = 0;
   if constexpr (kStream) {
     if (!multiplies) return;
@@ -627,11 +610,8 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
             warp - Quotient(warp, params.router_column_warps_reciprocal) * own_column_warps;
       }
       if (kRoutes ? warp < own_row_warps * own_column_warps : multiplies) {
-        if constexpr (kKept > 0) {
-#pragma unroll
-          for (int i = 0; i < kKept; ++i) {
-            if (first_span + i * column_warps < spans) multiply(i, first_span + i * column_warps);
-          }
+        if constexpr (kKept) {
+          multiply(0, first_span);
         } else {
 #pragma unroll 1
           for (int span = first_span; span < spans; span += own_column_warps) {
@@ -649,7 +629,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         if (lane % 4 < 2) partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = sum;
       }
-      if constexpr (!kRoutes && !kTight) find_factor();
+      if constexpr (!kRoutes) find_factor();
       const float* from =
           Kept(partial + (warp * own_column_warps + lane / kTileRows) * kTileRows + lane % kTileRows);
       const int own_warps = static_cast<int>(Kept(static_cast<unsigned>(own_column_warps - lane / kTileRows)));

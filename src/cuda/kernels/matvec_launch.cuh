@@ -142,12 +142,7 @@ struct Launcher {
         kExperts != Experts::kGateUp && kExperts != Experts::kDown && kExperts != Experts::kConvolved;
     if constexpr (kCanKeep) {
       if (params.held_spans == 1 && keep % 2 == 1) {
-        return Start<F, kWide, kExperts, kEpilogue, Walk::kOne>(blocks);
-      }
-      if constexpr (F != WeightFormat::kQ8 || kWide) {
-        if (params.held_spans == 2 && keep >= 2) {
-          return Start<F, kWide, kExperts, kEpilogue, Walk::kTwo>(blocks);
-        }
+        return Start<F, kWide, kExperts, kEpilogue, Walk::kKept>(blocks);
       }
     }
     const int warps = params.column_warps * params.row_warps;
@@ -161,7 +156,7 @@ struct Launcher {
   void Start(int blocks) {
     const auto kernel = MatvecKernel<F, kWide, kExperts, kEpilogue, kWalk>;
     const int warps = params.column_warps * params.row_warps;
-    params.weight_spans = KeptSpans(kWalk) > 0      ? 0
+    params.weight_spans = kWalk == Walk::kKept      ? 0
                           : kWalk == Walk::kOnce ? warps * params.held_spans
                                                  : warps * kRingSpans;
     if (kExperts == Experts::kRoutedGateUp) {
@@ -179,7 +174,7 @@ struct Launcher {
             : ExpertChoice::Bytes(kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows
                                                                        : params.router.rows);
     const int staged_bytes =
-        KeptSpans(kWalk) > 0
+        kWalk == Walk::kKept
             ? StagedBytes<kMayNormalize<kExperts, kEpilogue>>(chunks * kChunkCols)
             : params.weight_spans * kSpanBytes<F, kWide>;
     auto shared = static_cast<size_t>(staged_bytes +
@@ -187,7 +182,7 @@ struct Launcher {
     // Of matrices that add to the residual, no two blocks share a multiprocessor: the device puts
     // them together where the blocks of the kernel before leave room. Where nearly every
     // multiprocessor has a block anyway, so much memory only delays them.
-    if (kEpilogue == LinearEpilogue::kAdd && (kWalk == Walk::kOnce || KeptSpans(kWalk) > 0) && params.triggers_early &&
+    if (kEpilogue == LinearEpilogue::kAdd && (kWalk == Walk::kOnce || kWalk == Walk::kKept) && params.triggers_early &&
         blocks * static_cast<int>(grid_y) <= multiprocessors / 4 * 3) {
       shared = std::max(shared, static_cast<size_t>(DeviceSharedBytes() / 2 + 2048));
     }
@@ -196,11 +191,10 @@ struct Launcher {
                                  static_cast<int>(shared)),
             "setting the matrix-vector kernel's shared memory");
     }
-    static const int most = std::getenv("X_PREP") ? std::atoi(std::getenv("X_PREP")) : 16;
-    params.preparing_warps = kWalk == Walk::kTwo ? std::max(warps, std::min(most, (chunks + 1) / 2)) : std::max(
+    params.preparing_warps = std::max(
         warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
     const int helper =
-        params.linear.norm_weight != nullptr && kExperts != Experts::kGrouped && !IsTight<F, kWide>(kWalk)
+        params.linear.norm_weight != nullptr && kExperts != Experts::kGrouped
             ? 1
             : 0;
     Launch("the matrix-vector kernel", kernel, dim3(static_cast<unsigned>(blocks), grid_y),
