@@ -177,8 +177,7 @@ __device__ __forceinline__ void MultiplyChunk(const unsigned char* weights,
       const float2 sum = *reinterpret_cast<const float2*>(sums + group * places + place);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float2 pair =
-            Span::ScaleAndBias(pairs[group * kTileRows + g + 8 * r], format);
+        const float2 pair = Span::ScaleAndBias(pairs[group * kTileRows + g + 8 * r], format);
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int i = 2 * r + c;

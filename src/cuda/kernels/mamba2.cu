@@ -18,7 +18,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/error.h"
 #include "cuda/kernels/launch.cuh"
@@ -78,9 +77,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   ReadyBeforeWait(rounded);
   ReadyBeforeWait(newest);
 
-  if (p.early_x) PdlTrigger();
   if constexpr (!kBeside) PdlWait();
-  if (!p.early_x) PdlTrigger();
+  PdlTrigger();
   const float b_input = has_row ? projected[inner + b_channel] : 0.0f;
   const float c_input = has_row ? projected[inner + c_channel] : 0.0f;
   head.LoadInputs(projected, inner, channels, place);
@@ -263,10 +261,7 @@ bool IsBatch(const Mamba2Params& p) {
 
 }  // namespace
 
-void LaunchMamba2Step(const Mamba2Params& params_x, cudaStream_t stream) {
-  Mamba2Params params = params_x;
-  static const bool early = std::getenv("X_SCAN") != nullptr;
-  params.early_x = early;
+void LaunchMamba2Step(const Mamba2Params& params, cudaStream_t stream) {
   CheckSizes(params);
   if (params.gates && (params.pieces != 0 || IsBatch(params)) && CanStepAsBatch(params)) {
     return LaunchMamba2BatchStep(params, stream);

@@ -45,7 +45,6 @@ struct Mamba2Params {
   // of runs. Changes no result.
   int pieces = 0;
   int multiprocessors = 132;
-  bool early_x = false;
   bool gates = true;  // else the output is y alone
   // Of LaunchMamba2Step, one head per block, a window of four taps: the launch just before makes
   // nothing that this one reads or writes, and triggers behind its PdlWait. Both then run side by

@@ -2,13 +2,14 @@
 // fetched once per launch and run once, so the code is kept short: what a launch does not need is
 // not compiled into its kernel.
 //
-// Phases: (1) each warp starts copying its first spans of weights to shared memory; (2) PdlWait;
-// (3) the block makes its token's row, times the norm's weight, into operands in shared memory (see
-// matvec_phases.cuh) and adds up the squares of each chunk (streams and experts' gates: a warp of
-// its own does, from loads of its own); barrier; (4) warps multiply their spans, a warp of its own
-// makes the norm's factor. Then, in blocks: partial sums to shared memory, barrier, a warp per tile
-// adds them up and applies the norm's factor, bias and epilogue. In streams: each warp goes over
-// whole tiles, a grid apart, and finishes them itself; no further barrier.
+// Phases: (1) each warp starts copying its first spans of weights to shared memory, or loading its
+// only one into registers; (2) PdlWait; (3) the block makes its token's row, times the norm's
+// weight, into operands in shared memory (see matvec_phases.cuh) and adds up the squares of each
+// chunk (streams and experts' gates: a warp of its own does, from loads of its own); barrier; (4)
+// warps multiply their spans, a warp of its own makes the norm's factor. Then, in blocks: partial
+// sums to shared memory, barrier, a warp per tile adds them up and applies the norm's factor, bias
+// and epilogue. In streams: each warp goes over whole tiles, a grid apart, and finishes them
+// itself; no further barrier.
 //
 // Ownership: in blocks, blockIdx.x owns row_warps tiles and column warp w of column_warps the spans
 // w, w + column_warps, ...; in streams, warp i of the grid owns tiles i, i + warps of the grid, ...
@@ -106,7 +107,7 @@ constexpr bool kHasNoNorm = kExperts == Experts::kNone && (kEpilogue == LinearEp
                                                            kEpilogue == LinearEpilogue::kAdd ||
                                                            kEpilogue == LinearEpilogue::kSiluMul);
 template <Experts kExperts, LinearEpilogue kEpilogue>
-constexpr bool kMayNormalize = kExperts != Experts::kDown && kExperts != Experts::kConvolved &&
+constexpr bool kMayNormalize = kExperts != Experts::kDown&& kExperts != Experts::kConvolved &&
                                !kHasNoNorm<kExperts, kEpilogue>;
 // Whether those who prepare activations add up their squares.
 template <Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
@@ -162,8 +163,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = static_cast<int>(threadIdx.x % 32);
   // The same in all lanes, which the compiler cannot know of a quotient.
-  const int warp =
-      static_cast<int>(__reduce_max_sync(0xffffffffu, threadIdx.x / 32));
+  const int warp = static_cast<int>(__reduce_max_sync(0xffffffffu, threadIdx.x / 32));
   const int column_warps = kStream ? 1 : params.column_warps;
   const int warps = column_warps * params.row_warps;  // that multiply
   const int row_warp = kStream ? warp : Quotient(warp, params.column_warps_reciprocal);
@@ -200,8 +200,9 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   // Spans of chosen experts come first, those of the shared one last (down).
   const int routed_spans = params.top_k * params.spans;
 
-  // Shared memory: weights [warps][held_spans] (or what is staged), activations, their units, chunks' squares, partial
-  // sums [warps][16], the norm's factor, a router's ExpertChoice.
+  // Shared memory: weights [warps][held_spans] (kKept: the row and its norm's weights),
+  // activations, their units, chunks' squares, partial sums [warps][16], the norm's factor, a
+  // router's ExpertChoice.
   extern __shared__ uint4 shared_memory[];
   uint4* shared = Kept(shared_memory);
   // This block multiplies the router's matrix, all of it, before its own.
@@ -215,9 +216,9 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   };
   unsigned char* weights = own_weights();
   const int columns = spans * kSpanCols;
-  unsigned char* activations = reinterpret_cast<unsigned char*>(shared) +
-                               (kKept ? StagedBytes<kNormalizes>(columns)
-                                          : params.weight_spans * kSpanBytes<F, kWide>);
+  unsigned char* activations =
+      reinterpret_cast<unsigned char*>(shared) +
+      (kKept ? StagedBytes<kNormalizes>(columns) : params.weight_spans * kSpanBytes<F, kWide>);
   const int stride = columns + kColumnPad;
   constexpr int kGroups = kChunkGroups<kWide>;
   GroupUnit* units = reinterpret_cast<GroupUnit*>(
@@ -526,7 +527,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     if (lane == 0) *factor = rsqrtf(squares * params.inverse_cols + p.norm_eps);
   };
   static_assert(!kKept || ((kSquares || !kNormalizes) && kExperts != Experts::kDown &&
-                               kExperts != Experts::kGateUp && !kConvolves && !kRoutes));
+                           kExperts != Experts::kGateUp && !kConvolves && !kRoutes));
   if constexpr (kStream || kRoutes) find_factor();
   if constexpr (kWalk == Walk::kOnce) {
     // A warp's copies are seen by all its lanes after the barrier.
@@ -630,9 +631,10 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         if (lane % 4 < 2) partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = sum;
       }
       if constexpr (!kRoutes) find_factor();
-      const float* from =
-          Kept(partial + (warp * own_column_warps + lane / kTileRows) * kTileRows + lane % kTileRows);
-      const int own_warps = static_cast<int>(Kept(static_cast<unsigned>(own_column_warps - lane / kTileRows)));
+      const float* from = Kept(partial + (warp * own_column_warps + lane / kTileRows) * kTileRows +
+                               lane % kTileRows);
+      const int own_warps =
+          static_cast<int>(Kept(static_cast<unsigned>(own_column_warps - lane / kTileRows)));
       __syncthreads();
       if (warp < own_row_warps) {
         // Half a warp adds up every other column warp's sums.

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "cuda/kernels/matvec.h"
 #include "cuda/kernels/matvec_kernel.cuh"
@@ -13,9 +12,19 @@ inline int RoundedUp(int value, int by) { return (value + by - 1) / by; }
 
 // Of a chunk of activations in shared memory.
 template <WeightFormat F, bool kWide>
-constexpr int kChunkBytes = IsQuantized(F)
-                                ? kActivationBytesPerChunk + kChunkGroups<kWide> * int{sizeof(GroupUnit)}
-                                : 4 * kChunkCols;
+constexpr int kChunkBytes = IsQuantized(F) ? kActivationBytesPerChunk
+                                                 + kChunkGroups<kWide>* int{sizeof(GroupUnit)}
+                                           : 4 * kChunkCols;
+
+// Whether there is a kernel for spans in registers: of weights that fit there, and of rows that are
+// read as they are by those who prepare them alone.
+template <WeightFormat F, Experts kExperts, LinearEpilogue kEpilogue>
+constexpr bool kCanKeep = (IsQuantized(F) || F == WeightFormat::kBf16) &&
+                          kExperts != Experts::kGateUp&& kExperts != Experts::kDown&& kExperts
+                              != Experts::kConvolved
+                          &&
+                          (!kMayNormalize<kExperts, kEpilogue> ||
+                           kChunkSquares<kExperts, kEpilogue, Walk::kKept>);
 
 struct Launcher {
   MatvecParams params;
@@ -29,8 +38,6 @@ struct Launcher {
     params.held_spans =
         std::max(RoundedUp(spans, kMostWarps),
                  std::min(2, RoundedUp(spans * tiles_per_multiprocessor, kMostWarps)));
-    static const bool cut = std::getenv("X_CUT") != nullptr;
-    if (cut && spans == kMostWarps && tiles_per_multiprocessor == 1) params.held_spans = 2;
     params.column_warps = RoundedUp(spans, params.held_spans);
     params.row_warps =
         std::max(1, std::min(kMostWarps / params.column_warps, tiles_per_multiprocessor));
@@ -134,14 +141,9 @@ struct Launcher {
                                                                    kStreamWarps);
       }
     }
-    // X
-    static const int keep = std::getenv("X_KEEP") ? std::atoi(std::getenv("X_KEEP")) : 2;
-    constexpr bool kCanKeep =
-        (IsQuantized(F) || F == WeightFormat::kBf16) && (!kMayNormalize<kExperts, kEpilogue> ||
-                           kChunkSquares<kExperts, kEpilogue, Walk::kOnce>) &&
-        kExperts != Experts::kGateUp && kExperts != Experts::kDown && kExperts != Experts::kConvolved;
-    if constexpr (kCanKeep) {
-      if (params.held_spans == 1 && keep % 2 == 1) {
+    // Large matrices are faster from shared memory, as measured: their weights come late.
+    if constexpr (kCanKeep<F, kExperts, kEpilogue>) {
+      if (params.held_spans == 1 && params.triggers_early) {
         return Start<F, kWide, kExperts, kEpilogue, Walk::kKept>(blocks);
       }
     }
@@ -156,16 +158,17 @@ struct Launcher {
   void Start(int blocks) {
     const auto kernel = MatvecKernel<F, kWide, kExperts, kEpilogue, kWalk>;
     const int warps = params.column_warps * params.row_warps;
-    params.weight_spans = kWalk == Walk::kKept      ? 0
-                          : kWalk == Walk::kOnce ? warps * params.held_spans
-                                                 : warps * kRingSpans;
+    constexpr bool kKept = kWalk == Walk::kKept;
+    params.weight_spans =
+        kKept ? 0 : warps * (kWalk == Walk::kOnce ? params.held_spans : kRingSpans);
     if (kExperts == Experts::kRoutedGateUp) {
       const int router_warps = params.router_column_warps * params.router.tiles;
       params.router_held_spans = RoundedUp(params.spans, params.router_column_warps);
       params.weight_spans = std::max(params.weight_spans, router_warps * params.router_held_spans);
     }
     const int chunks = params.spans_of_block * kSpanChunks<F, kWide>;
-    const int activation_bytes = chunks * kChunkBytes<F, kWide> + (IsQuantized(F) ? 0 : 4 * kColumnPad) +
+    const int activation_bytes = chunks * kChunkBytes<F, kWide> +
+                                 (IsQuantized(F) ? 0 : 4 * kColumnPad) +
                                  (kChunkSquares<kExperts, kEpilogue, kWalk> ? chunks * 4 : 0);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
     const int router_bytes =
@@ -173,17 +176,16 @@ struct Launcher {
             ? ChoiceByRuleBytes(params.route.experts, params.route.groups)
             : ExpertChoice::Bytes(kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows
                                                                        : params.router.rows);
-    const int staged_bytes =
-        kWalk == Walk::kKept
-            ? StagedBytes<kMayNormalize<kExperts, kEpilogue>>(chunks * kChunkCols)
-            : params.weight_spans * kSpanBytes<F, kWide>;
-    auto shared = static_cast<size_t>(staged_bytes +
-                                      activation_bytes + partial_bytes + 4 + router_bytes);
+    const int copied_bytes =
+        kKept ? StagedBytes<kMayNormalize<kExperts, kEpilogue>>(chunks * kChunkCols)
+              : params.weight_spans * kSpanBytes<F, kWide>;
+    auto shared = static_cast<size_t>(copied_bytes + activation_bytes + partial_bytes +
+                                      int{sizeof(float)} + router_bytes);
     // Of matrices that add to the residual, no two blocks share a multiprocessor: the device puts
     // them together where the blocks of the kernel before leave room. Where nearly every
     // multiprocessor has a block anyway, so much memory only delays them.
-    if (kEpilogue == LinearEpilogue::kAdd && (kWalk == Walk::kOnce || kWalk == Walk::kKept) && params.triggers_early &&
-        blocks * static_cast<int>(grid_y) <= multiprocessors / 4 * 3) {
+    if (kEpilogue == LinearEpilogue::kAdd && (kKept || kWalk == Walk::kOnce) &&
+        params.triggers_early && blocks * static_cast<int>(grid_y) <= multiprocessors / 4 * 3) {
       shared = std::max(shared, static_cast<size_t>(DeviceSharedBytes() / 2 + 2048));
     }
     if (shared > 48 * 1024) {
@@ -194,9 +196,7 @@ struct Launcher {
     params.preparing_warps = std::max(
         warps, std::min(kWalk == Walk::kStream ? kStreamWarps : kMostWarps, (chunks + 1) / 2));
     const int helper =
-        params.linear.norm_weight != nullptr && kExperts != Experts::kGrouped
-            ? 1
-            : 0;
+        params.linear.norm_weight != nullptr && kExperts != Experts::kGrouped ? 1 : 0;
     Launch("the matrix-vector kernel", kernel, dim3(static_cast<unsigned>(blocks), grid_y),
            dim3(static_cast<unsigned>((params.preparing_warps + helper) * 32)), shared, stream,
            params);
@@ -213,7 +213,7 @@ void DispatchMatvec(const LinearParams& linear, const ExpertParams* experts,
   launcher.params.linear = linear;
   // What the next kernel loads first would compete with the weights of a large matrix. Behind gates
   // of experts, it reads first what was routed.
-  static const int64_t kSmallQuantized = (std::getenv("X_SMALL") ? std::atoi(std::getenv("X_SMALL")) : 4) << 20;
+  constexpr int64_t kSmallQuantized = 4 << 20;
   constexpr int64_t kSmallDense = 8 << 20;
   launcher.params.triggers_early = kExperts != Experts::kGateUp &&
                                    kExperts != Experts::kRoutedGateUp &&

@@ -266,9 +266,9 @@ struct WeightSpan {
                                                      int lane) {
       const int g = lane / 4;
       const int t = lane % 4;
-      const int offset = IsQuantized(F)
-                             ? OwnChunk(lane) * kActivationBytesPerChunk + g % 2 * kChunkCols + 16 * t
-                             : (g % 2 * stride + 8 * t) * 2;
+      const int offset =
+          IsQuantized(F) ? OwnChunk(lane) * kActivationBytesPerChunk + g % 2 * kChunkCols + 16 * t
+                         : (g % 2 * stride + 8 * t) * 2;
       return static_cast<unsigned>(__cvta_generic_to_shared(activations + offset));
     }
 
