@@ -27,107 +27,12 @@
 #include "cuda/kernels/convolved_pair.cuh"
 #include "cuda/kernels/expert_choice.cuh"
 #include "cuda/kernels/launch.cuh"
+#include "cuda/kernels/matvec_params.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
 #include "cuda/kernels/route.cuh"
 #include "cuda/kernels/small_quotient.h"
 
 namespace adder::cuda {
-
-constexpr int kMostWarps = 16;
-constexpr int kStreamWarps = 8;
-constexpr int kStreamBlocksPerMultiprocessor = 3;
-// Spans that a warp has in flight when it cannot hold all of them.
-constexpr int kRingSpans = 3;
-// Shared memory that a block may fill with weights; two such blocks fit on a multiprocessor.
-constexpr int kMostWeightBytes = 96 * 1024;
-// Tiles of a router's matrix that one block multiplies alone.
-constexpr int kMostRouterTiles = 8;
-
-// How a warp goes over its spans.
-enum class Walk {
-  kKept,    // it keeps its one span in registers, whose loads it asks for at the beginning
-  kOnce,    // it copies all of them at the beginning
-  kLoop,    // all of one tile, through a ring
-  kStream,  // all of many tiles, through a ring
-};
-
-// Of a row and its norm's weights as they are, in shared memory.
-template <bool kNormalizes>
-constexpr int StagedBytes(int columns) {
-  return columns * (kNormalizes ? 2 : 1) * int{sizeof(float)};
-}
-
-struct MatvecParams {
-  LinearParams linear;
-  const float* routing;
-  int routing_stride;
-  int top_k;
-  // See ExpertParams.
-  PackedMatrix shared;
-  const float* shared_input;
-  int shared_input_stride;
-  float* shared_output;
-  int shared_output_stride;
-  PackedMatrix router;
-  const float* router_bias;
-  float* chosen;
-  int router_column_warps;
-  int router_column_warps_reciprocal;
-  int blocks_per_expert;
-  int blocks_per_expert_reciprocal;
-  int row_warps;
-  int column_warps;
-  // Reciprocals: see small_quotient.h.
-  int column_warps_reciprocal;
-  int spans;  // of one matrix
-  int spans_reciprocal;
-  int spans_of_block;  // of all its experts' matrices
-  int held_spans;      // of each warp, at a time
-  int router_held_spans;
-  int weight_spans;  // that shared memory has room for
-  // Warps that prepare activations: those that multiply, and more for long rows.
-  int preparing_warps;
-  float inverse_cols;
-  bool triggers_early;
-  // Last, so that what all launches read lies together.
-  const float* shared_gate;
-  int shared_gate_stride;
-  // Of the second matrix of a pair.
-  const float* second_bias;
-  const float* second_factors;
-  float second_scale;
-  RouteParams route;      // of kRouteByRule
-  CausalConvParams conv;  // of kConvolved
-  int group_chunks;       // of kGrouped
-};
-
-// See Experts::kNormed.
-template <Experts kExperts, LinearEpilogue kEpilogue>
-constexpr bool kHasNoNorm = kExperts == Experts::kNone && (kEpilogue == LinearEpilogue::kStore ||
-                                                           kEpilogue == LinearEpilogue::kAdd ||
-                                                           kEpilogue == LinearEpilogue::kSiluMul);
-template <Experts kExperts, LinearEpilogue kEpilogue>
-constexpr bool kMayNormalize = kExperts != Experts::kDown&& kExperts != Experts::kConvolved &&
-                               !kHasNoNorm<kExperts, kEpilogue>;
-// Whether those who prepare activations add up their squares.
-template <Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
-constexpr bool kChunkSquares = kExperts == Experts::kGrouped ||
-                               (kWalk != Walk::kStream && !kHasNoNorm<kExperts, kEpilogue> &&
-                                (kExperts == Experts::kNone || kExperts == Experts::kNormed ||
-                                 kExperts == Experts::kPair));
-
-// The same value, which the compiler then keeps and does not find out again.
-__device__ __forceinline__ unsigned Kept(unsigned value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-__device__ __forceinline__ unsigned SharedPlace(const void* of_shared) {
-  return Kept(static_cast<unsigned>(__cvta_generic_to_shared(of_shared)));
-}
-template <class T>
-__device__ __forceinline__ T* Kept(T* of_shared) {
-  return static_cast<T*>(__cvta_shared_to_generic(SharedPlace(of_shared)));
-}
 
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
@@ -160,7 +65,6 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const PackedMatrix& m = is_shared ? params.shared : p.matrix;
   constexpr bool kRule = kEpilogue == LinearEpilogue::kRule;
   const bool interleaved = kRule ? m.interleaved : kEpilogue == LinearEpilogue::kSiluMul;
-  const int thread = static_cast<int>(threadIdx.x);
   const int lane = static_cast<int>(threadIdx.x % 32);
   // The same in all lanes, which the compiler cannot know of a quotient.
   const int warp = static_cast<int>(__reduce_max_sync(0xffffffffu, threadIdx.x / 32));
@@ -501,18 +405,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       }
     }
   } else if (has_factor && !kSquares) {
-    const auto add_squares = [&](int col) {
-      const float4 x = *reinterpret_cast<const float4*>(input + col);
-      squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
-    };
-    // Of long rows, eight loads at a time are on their way.
-#pragma unroll 1
-    for (int first = 4 * lane; first < m.cols; first += 8 * 128) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (first + i * 128 < m.cols) add_squares(first + i * 128);
-      }
-    }
+    squares = SquaresOfRow(input, lane, m.cols);
   }
   const auto find_factor = [&] {
     if (prepares || !has_factor) return;
@@ -543,20 +436,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   __syncthreads();
 
   if constexpr (kGrouped) {
-    // What each chunk's activations stand for gets its group's factor.
-    const float inverse_size = 1.0f / static_cast<float>(params.group_chunks * kChunkCols);
-    for (int chunk = thread; chunk < m.chunks; chunk += static_cast<int>(blockDim.x)) {
-      const float* of_group = chunk_squares + chunk / params.group_chunks * params.group_chunks;
-      float sum = 0;
-#pragma unroll 8
-      for (int i = 0; i < params.group_chunks; ++i) sum += of_group[i];
-      const float group_factor = rsqrtf(fmaf(sum, inverse_size, p.norm_eps));
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
-        units[chunk * kGroups + i].unit *= group_factor;
-        units[chunk * kGroups + i].sum *= group_factor;
-      }
-    }
+    ApplyGroupFactors<kWide>(units, chunk_squares, m.chunks, params.group_chunks, p.norm_eps);
     __syncthreads();
   }
   float sums[2] = {0, 0};
@@ -631,18 +511,16 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         if (lane % 4 < 2) partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = sum;
       }
       if constexpr (!kRoutes) find_factor();
-      const float* from = Kept(partial + (warp * own_column_warps + lane / kTileRows) * kTileRows +
-                               lane % kTileRows);
-      const int own_warps =
-          static_cast<int>(Kept(static_cast<unsigned>(own_column_warps - lane / kTileRows)));
       __syncthreads();
       if (warp < own_row_warps) {
         // Half a warp adds up every other column warp's sums.
         float y = 0;
+        const float* from = partial + warp * own_column_warps * kTileRows + lane % kTileRows;
         static_assert(kMostWarps == 16);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          y += 2 * i < own_warps ? from[2 * i * kTileRows] : 0.0f;
+          const int w = 2 * i + lane / kTileRows;
+          y += w < own_column_warps ? from[w * kTileRows] : 0.0f;
         }
         y += __shfl_xor_sync(0xffffffffu, y, 16);
         if (has_factor) y *= *factor;
@@ -708,7 +586,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   }
   if constexpr (kEpilogue == LinearEpilogue::kRouteByRule) {
     if (!ArrivesLast(p.arrivals)) return;
-    for (int e = thread; e < m.rows; e += static_cast<int>(blockDim.x)) {
+    for (int e = static_cast<int>(threadIdx.x); e < m.rows; e += static_cast<int>(blockDim.x)) {
       chosen.scores[e] = __ldcg(p.scores + e);
     }
     __syncthreads();

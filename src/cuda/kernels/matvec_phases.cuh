@@ -135,6 +135,43 @@ __device__ __forceinline__ void QuantizeActivations(float2 x, float2 y, int lane
   }
 }
 
+// One lane's part of the sum of a row's squares.
+__device__ inline float SquaresOfRow(const float* row, int lane, int cols) {
+  float squares = 0;
+  // Of long rows, eight loads at a time are on their way.
+#pragma unroll 1
+  for (int first = 4 * lane; first < cols; first += 8 * 128) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (first + i * 128 >= cols) continue;
+      const float4 x = *reinterpret_cast<const float4*>(row + first + i * 128);
+      squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+    }
+  }
+  return squares;
+}
+
+// What the chunks' activations stand for gets the norm's factor of their group, from the chunks'
+// squares; all threads of a block.
+template <bool kWide>
+__device__ __forceinline__ void ApplyGroupFactors(GroupUnit* units, const float* chunk_squares,
+                                                  int chunks, int group_chunks, float norm_eps) {
+  const float inverse_size = 1.0f / static_cast<float>(group_chunks * kChunkCols);
+  for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks;
+       chunk += static_cast<int>(blockDim.x)) {
+    const float* of_group = chunk_squares + chunk / group_chunks * group_chunks;
+    float sum = 0;
+#pragma unroll 8
+    for (int i = 0; i < group_chunks; ++i) sum += of_group[i];
+    const float factor = rsqrtf(fmaf(sum, inverse_size, norm_eps));
+#pragma unroll
+    for (int i = 0; i < kChunkGroups<kWide>; ++i) {
+      GroupUnit& group = units[chunk * kChunkGroups<kWide> + i];
+      group = {group.unit * factor, group.sum * factor};
+    }
+  }
+}
+
 // Two activations as bf16 numbers and what is left of them, at `to` and `stride` beyond.
 __device__ __forceinline__ void SplitActivations(float2 x, __nv_bfloat16* to, int stride) {
   const unsigned high = PackBf16(x.x, x.y);
