@@ -33,18 +33,18 @@ struct StepCut {
   int column_warps_reciprocal;
 };
 
-// Shared memory: weights [tile][span], operands, their scales, 16 zeros, products [warp][16], then
-// `more` bytes.
+// Shared memory: weights [tile][span], operands, their units, products [warp][16], then `more`
+// bytes.
 template <WeightFormat F, bool kWide>
 struct StepLayout {
-  int operands, scales, zeros, products, more, total;
+  int operands, units, products, more, total;
 
   __host__ __device__ StepLayout(const StepCut& cut, int more_bytes) {
     const int chunks = cut.spans * kSpanChunks<F, kWide>;
     operands = cut.tiles * cut.spans * kSpanBytes<F, kWide>;
-    scales = operands + chunks * kActivationBytesPerChunk;
-    zeros = scales + (chunks * 4 + 15) / 16 * 16;
-    products = zeros + 16;
+    units = operands + chunks * kActivationBytesPerChunk;
+    constexpr int kUnitBytes = kChunkGroups<kWide> * int{sizeof(GroupUnit)};
+    products = units + (chunks * kUnitBytes + 15) / 16 * 16;
     more = products + kStepWarps * kTileRows * 4;
     total = more + more_bytes;
   }
@@ -93,20 +93,18 @@ struct StepBlock {
         layout(of_block, 0),
         cut(of_block),
         thread(static_cast<int>(threadIdx.x)),
-        lane(thread % 32),
-        warp(__shfl_sync(0xffffffffu, thread / 32, 0)),
+        lane(static_cast<int>(threadIdx.x % 32)),
+        warp(static_cast<int>(__reduce_max_sync(0xffffffffu, threadIdx.x / 32))),
         slot(Quotient(warp, of_block.column_warps_reciprocal)),
         column(warp - slot * of_block.column_warps),
-        first_col(thread / 16 * kChunkCols + LaneColumns<F>::First(lane)),
-        format(scale_format) {
-    if (thread < 4) reinterpret_cast<unsigned*>(shared + layout.zeros)[thread] = 0;
-  }
+        first_col(static_cast<int>(threadIdx.x / 16) * kChunkCols + LaneColumns<F>::First(lane)),
+        format(scale_format) {}
 
   __device__ __forceinline__ unsigned char* Weights(int tile, int span) const {
     return shared + (tile * cut.spans + span) * kSpanBytes<F, kWide>;
   }
-  __device__ __forceinline__ float* Scales() const {
-    return reinterpret_cast<float*>(shared + layout.scales);
+  __device__ __forceinline__ GroupUnit* Units(int chunk) const {
+    return reinterpret_cast<GroupUnit*>(shared + layout.units) + chunk * kChunkGroups<kWide>;
   }
   __device__ __forceinline__ float* Products(int of_warp) const {
     return reinterpret_cast<float*>(shared + layout.products) + of_warp * kTileRows;
@@ -130,15 +128,17 @@ struct StepBlock {
   }
   __device__ __forceinline__ void Prepare(int col, float2 x, float2 y, int columns) const {
     const int chunk = col / kChunkCols;
-    QuantizeActivations<F>(x, y, lane, col < columns,
-                           shared + layout.operands + chunk * kActivationBytesPerChunk,
-                           Scales() + chunk);
+    QuantizeActivations<F, kWide, false>(
+        x, y, lane, col < columns, shared + layout.operands + chunk * kActivationBytesPerChunk,
+        Units(chunk));
   }
 
   // Products of spans first, first + step, ... before `end` of a tile, which this warp copied in
   // this order and nothing since; its sums go to its place among the products.
   __device__ __forceinline__ void Multiply(int in_block, int first, int step, int end) const {
     float sums[2] = {0, 0};
+    using Operands = typename Span::Operands;
+    const unsigned place = Operands::Place(shared + layout.operands, 0, lane);
 #pragma unroll 1
     for (int span = first; span < end; span += step) {
       // Groups behind this one.
@@ -153,8 +153,11 @@ struct StepBlock {
         WaitForCopies<0>();
       }
       __syncwarp();
-      Span::Multiply(Weights(in_block, span), shared + layout.operands, Scales(), 0,
-                     shared + layout.zeros, span, lane, format, sums);
+      typename Span::Lane weights;
+      weights.Read(Weights(in_block, span), lane);
+      Operands operands;
+      operands.Read(place + span * Operands::kSpanBytes, lane);
+      Span::Multiply(weights, operands, Units(span * Span::kChunks), lane, format, sums);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -170,14 +170,14 @@ __device__ __forceinline__ void MultiplyChunk(const unsigned char* weights,
     }
     const int place = 2 * t & (places - 1);
     const float2 unit = *reinterpret_cast<const float2*>(units + place);
-    const unsigned char* scales = weights + LoadsOf(F) * 512;
+    using Span = WeightSpan<F, kWide>;
+    const auto* pairs = reinterpret_cast<const typename Span::Pair*>(weights + LoadsOf(F) * 512);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       const float2 sum = *reinterpret_cast<const float2*>(sums + group * places + place);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float2 pair =
-            WeightSpan<F, kWide>::ScaleAndBias(scales, group * kTileRows + g + 8 * r, format);
+        const float2 pair = Span::ScaleAndBias(pairs[group * kTileRows + g + 8 * r], format);
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int i = 2 * r + c;

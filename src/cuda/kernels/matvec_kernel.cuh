@@ -2,13 +2,14 @@
 // fetched once per launch and run once, so the code is kept short: what a launch does not need is
 // not compiled into its kernel.
 //
-// Phases: (1) each warp starts copying its first spans of weights to shared memory; (2) PdlWait;
-// (3) the block makes its token's row, times the norm's weight, into operands in shared memory (see
-// matvec_phases.cuh) and adds up the squares of each chunk (streams and experts' gates: a warp of
-// its own does, from loads of its own); barrier; (4) warps multiply their spans, a warp of its own
-// makes the norm's factor. Then, in blocks: partial sums to shared memory, barrier, a warp per tile
-// adds them up and applies the norm's factor, bias and epilogue. In streams: each warp goes over
-// whole tiles, a grid apart, and finishes them itself; no further barrier.
+// Phases: (1) each warp starts copying its first spans of weights to shared memory, or loading its
+// only one into registers; (2) PdlWait; (3) the block makes its token's row, times the norm's
+// weight, into operands in shared memory (see matvec_phases.cuh) and adds up the squares of each
+// chunk (streams and experts' gates: a warp of its own does, from loads of its own); barrier; (4)
+// warps multiply their spans, a warp of its own makes the norm's factor. Then, in blocks: partial
+// sums to shared memory, barrier, a warp per tile adds them up and applies the norm's factor, bias
+// and epilogue. In streams: each warp goes over whole tiles, a grid apart, and finishes them
+// itself; no further barrier.
 //
 // Ownership: in blocks, blockIdx.x owns row_warps tiles and column warp w of column_warps the spans
 // w, w + column_warps, ...; in streams, warp i of the grid owns tiles i, i + warps of the grid, ...
@@ -26,84 +27,12 @@
 #include "cuda/kernels/convolved_pair.cuh"
 #include "cuda/kernels/expert_choice.cuh"
 #include "cuda/kernels/launch.cuh"
+#include "cuda/kernels/matvec_params.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
 #include "cuda/kernels/route.cuh"
 #include "cuda/kernels/small_quotient.h"
 
 namespace adder::cuda {
-
-constexpr int kMostWarps = 16;
-constexpr int kStreamWarps = 8;
-constexpr int kStreamBlocksPerMultiprocessor = 3;
-// Spans that a warp has in flight when it cannot hold all of them.
-constexpr int kRingSpans = 3;
-// Shared memory that a block may fill with weights; two such blocks fit on a multiprocessor.
-constexpr int kMostWeightBytes = 96 * 1024;
-// Tiles of a router's matrix that one block multiplies alone.
-constexpr int kMostRouterTiles = 8;
-
-// How a warp goes over its spans.
-enum class Walk {
-  kOnce,    // it copies all of them at the beginning
-  kLoop,    // all of one tile, through a ring
-  kStream,  // all of many tiles, through a ring
-};
-
-struct MatvecParams {
-  LinearParams linear;
-  const float* routing;
-  int routing_stride;
-  int top_k;
-  // See ExpertParams.
-  PackedMatrix shared;
-  const float* shared_input;
-  int shared_input_stride;
-  float* shared_output;
-  int shared_output_stride;
-  PackedMatrix router;
-  const float* router_bias;
-  float* chosen;
-  int router_column_warps;
-  int router_column_warps_reciprocal;
-  int blocks_per_expert;
-  int blocks_per_expert_reciprocal;
-  int row_warps;
-  int column_warps;
-  // Reciprocals: see small_quotient.h.
-  int column_warps_reciprocal;
-  int spans;  // of one matrix
-  int spans_reciprocal;
-  int spans_of_block;  // of all its experts' matrices
-  int held_spans;      // of each warp, at a time
-  int router_held_spans;
-  int weight_spans;  // that shared memory has room for
-  // Warps that prepare activations: those that multiply, and more for long rows.
-  int preparing_warps;
-  float inverse_cols;
-  bool triggers_early;
-  // Last, so that what all launches read lies together.
-  const float* shared_gate;
-  int shared_gate_stride;
-  // Of the second matrix of a pair.
-  const float* second_bias;
-  const float* second_factors;
-  float second_scale;
-  RouteParams route;      // of kRouteByRule
-  CausalConvParams conv;  // of kConvolved
-  int group_chunks;       // of kGrouped
-};
-
-// See Experts::kNormed.
-template <Experts kExperts, LinearEpilogue kEpilogue>
-constexpr bool kHasNoNorm = kExperts == Experts::kNone && (kEpilogue == LinearEpilogue::kStore ||
-                                                           kEpilogue == LinearEpilogue::kAdd ||
-                                                           kEpilogue == LinearEpilogue::kSiluMul);
-// Whether those who prepare activations add up their squares.
-template <Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
-constexpr bool kChunkSquares = kExperts == Experts::kGrouped ||
-                               (kWalk != Walk::kStream && !kHasNoNorm<kExperts, kEpilogue> &&
-                                (kExperts == Experts::kNone || kExperts == Experts::kNormed ||
-                                 kExperts == Experts::kPair));
 
 template <WeightFormat F, bool kWide, Experts kExperts, LinearEpilogue kEpilogue, Walk kWalk>
 __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMostWarps) * 32 + 32,
@@ -117,9 +46,9 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   constexpr int kChunks = Span::kChunks;
   constexpr int kSpanCols = kChunks * kChunkCols;
   constexpr bool kStream = kWalk == Walk::kStream;
+  constexpr bool kKept = kWalk == Walk::kKept;
   constexpr bool kConvolves = kExperts == Experts::kConvolved;
-  constexpr bool kNormalizes =
-      kExperts != Experts::kDown && !kConvolves && !kHasNoNorm<kExperts, kEpilogue>;
+  constexpr bool kNormalizes = kMayNormalize<kExperts, kEpilogue>;
   constexpr bool kRoutes = kExperts == Experts::kRoutedGateUp;
   constexpr bool kPair = kExperts == Experts::kPair;
   constexpr bool kGateUp = kExperts == Experts::kGateUp || kRoutes || kPair;
@@ -136,10 +65,9 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   const PackedMatrix& m = is_shared ? params.shared : p.matrix;
   constexpr bool kRule = kEpilogue == LinearEpilogue::kRule;
   const bool interleaved = kRule ? m.interleaved : kEpilogue == LinearEpilogue::kSiluMul;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32);
   // The same in all lanes, which the compiler cannot know of a quotient.
-  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  const int warp = static_cast<int>(__reduce_max_sync(0xffffffffu, threadIdx.x / 32));
   const int column_warps = kStream ? 1 : params.column_warps;
   const int warps = column_warps * params.row_warps;  // that multiply
   const int row_warp = kStream ? warp : Quotient(warp, params.column_warps_reciprocal);
@@ -176,27 +104,32 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   // Spans of chosen experts come first, those of the shared one last (down).
   const int routed_spans = params.top_k * params.spans;
 
-  // Shared memory: weights [warps][held_spans], activations, their scales, 16 zeros, partial sums
-  // [warps][16], the norm's factor, a router's ExpertChoice.
-  extern __shared__ uint4 shared[];
+  // Shared memory: weights [warps][held_spans] (kKept: the row and its norm's weights),
+  // activations, their units, chunks' squares, partial sums [warps][16], the norm's factor, a
+  // router's ExpertChoice.
+  extern __shared__ uint4 shared_memory[];
+  uint4* shared = Kept(shared_memory);
   // This block multiplies the router's matrix, all of it, before its own.
   bool is_routing = kRoutes && !is_shared;
   int held = is_routing             ? params.router_held_spans
              : kWalk == Walk::kOnce ? params.held_spans
                                     : kRingSpans;
+  typename Span::Lane kept;
   const auto own_weights = [&] {
     return reinterpret_cast<unsigned char*>(shared) + warp * held * kSpanBytes<F, kWide>;
   };
   unsigned char* weights = own_weights();
-  unsigned char* activations =
-      reinterpret_cast<unsigned char*>(shared) + params.weight_spans * kSpanBytes<F, kWide>;
   const int columns = spans * kSpanCols;
+  unsigned char* activations =
+      reinterpret_cast<unsigned char*>(shared) +
+      (kKept ? StagedBytes<kNormalizes>(columns) : params.weight_spans * kSpanBytes<F, kWide>);
   const int stride = columns + kColumnPad;
-  unsigned char* zeros =
-      activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride);
-  float* largest = reinterpret_cast<float*>(zeros + 16);
+  constexpr int kGroups = kChunkGroups<kWide>;
+  GroupUnit* units = reinterpret_cast<GroupUnit*>(
+      activations + (IsQuantized(F) ? spans * kChunks * kActivationBytesPerChunk : 4 * stride));
   // kSquares: those of each chunk, then.
-  float* chunk_squares = largest + (IsQuantized(F) ? spans * kChunks : 0);
+  float* chunk_squares =
+      reinterpret_cast<float*>(units + (IsQuantized(F) ? spans * kChunks * kGroups : 0));
   float* partial = chunk_squares + (kSquares ? spans * kChunks : 0);
   float* factor = partial + (kStream ? 0 : warps * kTileRows);
   const ExpertChoice chosen(factor + 1, kRoutes ? params.router.rows : m.rows);
@@ -218,7 +151,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     if (copy_tile >= from.tiles || copy_span >= spans) return;
     int matrix = 0;
     int span = copy_span;
-    unsigned char* to = weights + slot * kSpanBytes<F, kWide>;
+    const auto fetch = [&](const PackedMatrix& packed, int place, int first) {
+      if constexpr (kKept) {
+        kept.Load(packed, matrix, place, first, packed.chunks - 1, lane);
+      } else {
+        Span::Copy(packed, matrix, place, first, packed.chunks - 1, lane,
+                   weights + slot * kSpanBytes<F, kWide>);
+      }
+    };
     if constexpr (kRoutes) {
       if (!is_shared && !is_routing) matrix = chosen.experts[choice];
     } else if constexpr (kGateUp && !kPair) {
@@ -226,15 +166,14 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
     if (kExperts == Experts::kDown && span >= routed_spans) {
       const PackedMatrix& shared_matrix = params.shared;
-      Span::Copy(shared_matrix, 0, copy_tile * shared_matrix.chunks,
-                 (span - routed_spans) * kChunks, shared_matrix.chunks - 1, lane, to);
+      fetch(shared_matrix, copy_tile * shared_matrix.chunks, (span - routed_spans) * kChunks);
     } else {
       if constexpr (kExperts == Experts::kDown) {
         const int choice = Quotient(span, params.spans_reciprocal);
         span -= choice * params.spans;
         matrix = static_cast<int>(__ldcg(routing + params.top_k + choice));
       }
-      Span::Copy(from, matrix, copy_tile * from.chunks, span * kChunks, from.chunks - 1, lane, to);
+      fetch(from, copy_tile * from.chunks, span * kChunks);
     }
     copy_span += copy_step;
     if (kStream && copy_span >= spans) {
@@ -243,17 +182,22 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
   };
   const auto copy_first = [&] {
+    if constexpr (kKept) {
+      copy_next(0);
+    } else {
 #pragma unroll 1
-    for (int slot = 0; slot < held; ++slot) {
-      copy_next(slot);
-      if (kWalk != Walk::kOnce) CommitCopies();
+      for (int slot = 0; slot < held; ++slot) {
+        copy_next(slot);
+        if (kWalk != Walk::kOnce) CommitCopies();
+      }
     }
   };
 
   // What was routed is known (down): the launch of gates triggers only then.
   if (kExperts != Experts::kGateUp || is_shared) copy_first();
   // This lane's columns: two here and two kSecond beyond.
-  const int first_col = thread / 16 * kChunkCols + LaneColumns<F>::First(lane);
+  const int first_col =
+      static_cast<int>(threadIdx.x / 16) * kChunkCols + LaneColumns<F>::First(lane);
   constexpr int kSecond = LaneColumns<F>::kSecond;
   const auto load_pair = [&](const float* from, int col, float otherwise) {
     return col < m.cols ? *reinterpret_cast<const float2*>(from + col)
@@ -266,7 +210,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     norm[0] = load_pair(p.norm_weight, col, 1);
     norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
   };
-  load_norm(first_col);
+  if constexpr (!kKept) load_norm(first_col);
   // Of long rows, the same of the next round, which would come from memory behind the wait.
   const int step = params.preparing_warps * 2 * kChunkCols;
   float2 next_norm[2];
@@ -275,11 +219,31 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     next_norm[0] = load_pair(p.norm_weight, col, 1);
     next_norm[1] = load_pair(p.norm_weight, col + kSecond, 1);
   };
-  if constexpr (kSquares) {
+  if constexpr (kSquares && !kKept) {
     next_norm[0] = next_norm[1] = make_float2(1, 1);
     load_next_norm(first_col + step);
   }
-  if (thread < 4) reinterpret_cast<unsigned*>(zeros)[thread] = 0;
+  // With spans in registers, what the warp prepares comes through shared memory, sixteen bytes of
+  // each round per thread: loads into registers would be waited for together with the weights.
+  float* staged = reinterpret_cast<float*>(shared);
+  const int own_col = static_cast<int>(threadIdx.x) * 4;
+  const bool stages = kKept && prepares && own_col < columns;
+  const unsigned staged_place = SharedPlace(staged + own_col);
+  const auto stage = [&](unsigned to, const float* from, unsigned bytes) {
+#pragma unroll 1
+    for (int col = own_col;;) {
+      CopyAsync(to, from, bytes);
+      col += step;
+      if (col >= columns) break;
+      to += step * sizeof(float);
+      from += step;
+      bytes = col < m.cols ? 16 : 0;
+    }
+  };
+  if (stages && kNormalizes && has_norm) {
+    stage(staged_place + columns * sizeof(float), p.norm_weight + own_col,
+          own_col < m.cols ? 16 : 0);
+  }
   // In blocks: the row that this thread finishes, if it does.
   const int finish_tile = block * params.row_warps + warp;
   const int row = LogicalRow(interleaved, m.rows, finish_tile, lane % kTileRows);
@@ -302,15 +266,32 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   };
   if (prepares) load_window(first_col);
 
+  // Known before the wait, and not found out again behind it.
+  const bool has_input_rows = Kept(p.input_rows != nullptr ? 1u : 0u) != 0;
+  const float* own_input = input + own_col;
+  unsigned own_bytes = own_col < m.cols ? 16 : 0;
+  if constexpr (kKept) {
+    asm volatile("" : "+l"(own_input));
+    own_bytes = Kept(own_bytes);
+  }
+
   if (params.triggers_early) PdlTrigger();
   PdlWait();
   if (!params.triggers_early && (!kRoutes || is_shared)) PdlTrigger();
   if (kExperts == Experts::kGateUp && !is_shared) copy_first();
   float old = 0;
-  if constexpr (!kStream && (kRule || kEpilogue == LinearEpilogue::kAdd)) {
-    if (finishes && (!kRule || p.rule.adds)) old = output[row];
+  const auto load_old = [&] {
+    if constexpr (!kStream && (kRule || kEpilogue == LinearEpilogue::kAdd)) {
+      if (finishes && (!kRule || p.rule.adds)) old = output[row];
+    }
+  };
+  if (has_input_rows) {
+    const long long offset = static_cast<long long>(*p.input_rows) * p.input_stride;
+    input += offset;
+    own_input += offset;
   }
-  if (p.input_rows != nullptr) input += static_cast<long long>(*p.input_rows) * p.input_stride;
+  if (stages) stage(staged_place, own_input, own_bytes);
+  load_old();
   float squares = 0;
   float shared_weight = 1;
   if (kExperts == Experts::kDown && params.shared_gate != nullptr) {
@@ -342,22 +323,48 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         y = load_pair(input, col + kSecond, 0);
       }
     };
-    const auto prepare = [&](int col, float2 x, float2 y) {
+    // `square`: of what x and y were without the norm's weight.
+    const auto prepare = [&](int col, float2 x, float2 y, float square) {
+      const int chunk = col / kChunkCols;
       if constexpr (IsQuantized(F)) {
-        const int chunk = col / kChunkCols;
-        QuantizeActivations<F>(x, y, lane, col < columns,
-                               activations + chunk * kActivationBytesPerChunk, largest + chunk);
-      } else if (col < columns) {
+        QuantizeActivations<F, kWide, kSquares>(
+            x, y, lane, col < columns, activations + chunk * kActivationBytesPerChunk,
+            units + chunk * kGroups, square, chunk_squares + chunk);
+      } else {
+        if constexpr (kSquares) {
+#pragma unroll
+          for (int offset = 8; offset > 0; offset /= 2) {
+            square += __shfl_xor_sync(0xffffffffu, square, offset);
+          }
+        }
+        if (col >= columns) return;
         __nv_bfloat16* to = reinterpret_cast<__nv_bfloat16*>(activations) + col;
         SplitActivations(x, to, stride);
         SplitActivations(y, to + kSecond, stride);
+        if (kSquares && lane % 16 == 0) chunk_squares[chunk] = square;
       }
     };
     // Whether the warp, whose lanes work together, has columns from here on.
     const auto has_columns = [&](int col) {
       return col - first_col + warp * 2 * kChunkCols < columns;
     };
-    if constexpr (kExperts == Experts::kDown && kWalk == Walk::kLoop) {
+    if constexpr (kKept) {
+      CommitCopies();
+      WaitForCopies<0>();
+      __syncwarp();
+#pragma unroll 1
+      for (int col = first_col; has_columns(col); col += step) {
+        float2 x = *reinterpret_cast<const float2*>(staged + col);
+        float2 y = *reinterpret_cast<const float2*>(staged + col + kSecond);
+        const float square = x.x * x.x + x.y * x.y + (y.x * y.x + y.y * y.y);
+        if (has_norm) {
+          norm[0] = *reinterpret_cast<const float2*>(staged + columns + col);
+          norm[1] = *reinterpret_cast<const float2*>(staged + columns + col + kSecond);
+          x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
+        }
+        prepare(col, x, y, square);
+      }
+    } else if constexpr (kExperts == Experts::kDown && kWalk == Walk::kLoop) {
       // Many experts' columns: several rounds' loads are on their way.
       constexpr int kTogether = 4;
 #pragma unroll 1
@@ -367,7 +374,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) load_input(base + i * step, x[i], y[i]);
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) prepare(base + i * step, x[i], y[i]);
+        for (int i = 0; i < kTogether; ++i) prepare(base + i * step, x[i], y[i], 0);
       }
     } else {
       float2 x;
@@ -379,18 +386,11 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
         float2 next_y;
         load_window(col + step);
         load_input(col + step, next_x, next_y);
-        if (kSquares && has_norm) {
-          float sum = x.x * x.x + x.y * x.y + (y.x * y.x + y.y * y.y);
-#pragma unroll
-          for (int offset = 8; offset > 0; offset /= 2) {
-            sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-          }
-          if (lane % 16 == 0 && col < columns) chunk_squares[col / kChunkCols] = sum;
-        }
+        const float square = x.x * x.x + x.y * x.y + (y.x * y.x + y.y * y.y);
         if constexpr (kNormalizes) {
           x.x *= norm[0].x, x.y *= norm[0].y, y.x *= norm[1].x, y.y *= norm[1].y;
         }
-        prepare(col, x, y);
+        prepare(col, x, y, square);
         col += step;
         if (!has_columns(col)) break;
         if constexpr (kSquares) {
@@ -405,22 +405,12 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
       }
     }
   } else if (has_factor && !kSquares) {
-    const auto add_squares = [&](int col) {
-      const float4 x = *reinterpret_cast<const float4*>(input + col);
-      squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
-    };
-    // Of long rows, eight loads at a time are on their way.
-#pragma unroll 1
-    for (int first = 4 * lane; first < m.cols; first += 8 * 128) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (first + i * 128 < m.cols) add_squares(first + i * 128);
-      }
-    }
+    squares = SquaresOfRow(input, lane, m.cols);
   }
   const auto find_factor = [&] {
     if (prepares || !has_factor) return;
     if constexpr (kSquares) {
+#pragma unroll 1
       for (int chunk = lane; chunk < m.chunks; chunk += 32) squares += chunk_squares[chunk];
     }
 #pragma unroll
@@ -429,37 +419,35 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     }
     if (lane == 0) *factor = rsqrtf(squares * params.inverse_cols + p.norm_eps);
   };
+  static_assert(!kKept || ((kSquares || !kNormalizes) && kExperts != Experts::kDown &&
+                           kExperts != Experts::kGateUp && !kConvolves && !kRoutes));
   if constexpr (kStream || kRoutes) find_factor();
   if constexpr (kWalk == Walk::kOnce) {
     // A warp's copies are seen by all its lanes after the barrier.
     CommitCopies();
     WaitForCopies<0>();
   }
+  // Found out before the barrier, as what is behind it is waited for.
+  using Operands = typename Span::Operands;
+  const int first_multiplied = kStream ? 0 : column_warp;
+  const unsigned place =
+      Kept(Operands::Place(activations, stride, lane) + first_multiplied * Operands::kSpanBytes);
+  const GroupUnit* place_units = Kept(units + first_multiplied * kChunks * kGroups);
   __syncthreads();
 
   if constexpr (kGrouped) {
-    // Each chunk's unit gets its group's factor.
-    const float inverse_size = 1.0f / static_cast<float>(params.group_chunks * kChunkCols);
-    for (int chunk = thread; chunk < m.chunks; chunk += static_cast<int>(blockDim.x)) {
-      const float* of_group = chunk_squares + chunk / params.group_chunks * params.group_chunks;
-      float sum = 0;
-#pragma unroll 8
-      for (int i = 0; i < params.group_chunks; ++i) sum += of_group[i];
-      largest[chunk] *= rsqrtf(fmaf(sum, inverse_size, p.norm_eps));
-    }
+    ApplyGroupFactors<kWide>(units, chunk_squares, m.chunks, params.group_chunks, p.norm_eps);
     __syncthreads();
   }
   float sums[2] = {0, 0};
   const auto multiply = [&](int slot, int span) {
-    Span::Multiply(weights + slot * kSpanBytes<F, kWide>, activations, largest, stride, zeros, span,
-                   lane, m.scale_format, sums);
-  };
-  const auto add_quad = [&] {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
-      sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
-    }
+    const int beyond = span - first_multiplied;
+    Operands operands;
+    operands.Read(place + beyond * Operands::kSpanBytes, lane);
+    typename Span::Lane read;
+    if constexpr (!kKept) read.Read(weights + slot * kSpanBytes<F, kWide>, lane);
+    Span::Multiply(kKept ? kept : read, operands, place_units + beyond * kChunks * kGroups, lane,
+                   m.scale_format, sums);
   };
   // Waits for the oldest span of the ring, and asks for another in its place.
   const auto take = [&](int& slot, int span) {
@@ -479,7 +467,11 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
     for (int tile = first_tile; tile < m.tiles; tile += tile_step) {
 #pragma unroll 1
       for (int span = 0; span < spans; ++span) take(slot, span);
-      add_quad();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+      }
       if (lane % 4 == 0) {
         StoreRows<kEpilogue>(p, output, tile, lane / 4, 0, sums[0] * scale, sums[1] * scale,
                              LoadOld<kEpilogue>(p, output, tile, lane / 4, 0));
@@ -499,18 +491,24 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
             warp - Quotient(warp, params.router_column_warps_reciprocal) * own_column_warps;
       }
       if (kRoutes ? warp < own_row_warps * own_column_warps : multiplies) {
+        if constexpr (kKept) {
+          multiply(0, first_span);
+        } else {
 #pragma unroll 1
-        for (int span = first_span; span < spans; span += own_column_warps) {
-          if constexpr (kWalk == Walk::kOnce) {
-            multiply(slot++, span);
-          } else {
-            take(slot, span);
+          for (int span = first_span; span < spans; span += own_column_warps) {
+            if constexpr (kWalk == Walk::kOnce) {
+              multiply(slot++, span);
+            } else {
+              take(slot, span);
+            }
           }
         }
-        add_quad();
-        if (lane % 4 < 2) {
-          partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = lane % 4 == 0 ? sums[0] : sums[1];
-        }
+        // Odd lanes of a quad add up row g + 8, even ones row g.
+        const bool odd = lane % 2 != 0;
+        float sum = odd ? sums[1] : sums[0];
+        sum += __shfl_xor_sync(0xffffffffu, odd ? sums[0] : sums[1], 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (lane % 4 < 2) partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = sum;
       }
       if constexpr (!kRoutes) find_factor();
       __syncthreads();
@@ -588,7 +586,7 @@ __global__ void __launch_bounds__((kWalk == Walk::kStream ? kStreamWarps : kMost
   }
   if constexpr (kEpilogue == LinearEpilogue::kRouteByRule) {
     if (!ArrivesLast(p.arrivals)) return;
-    for (int e = thread; e < m.rows; e += static_cast<int>(blockDim.x)) {
+    for (int e = static_cast<int>(threadIdx.x); e < m.rows; e += static_cast<int>(blockDim.x)) {
       chosen.scores[e] = __ldcg(p.scores + e);
     }
     __syncthreads();

@@ -10,6 +10,22 @@ namespace adder::cuda {
 
 inline int RoundedUp(int value, int by) { return (value + by - 1) / by; }
 
+// Of a chunk of activations in shared memory.
+template <WeightFormat F, bool kWide>
+constexpr int kChunkBytes = IsQuantized(F) ? kActivationBytesPerChunk
+                                                 + kChunkGroups<kWide>* int{sizeof(GroupUnit)}
+                                           : 4 * kChunkCols;
+
+// Whether there is a kernel for spans in registers: of weights that fit there, and of rows that are
+// read as they are by those who prepare them alone.
+template <WeightFormat F, Experts kExperts, LinearEpilogue kEpilogue>
+constexpr bool kCanKeep = (IsQuantized(F) || F == WeightFormat::kBf16) &&
+                          kExperts != Experts::kGateUp&& kExperts != Experts::kDown&& kExperts
+                              != Experts::kConvolved
+                          &&
+                          (!kMayNormalize<kExperts, kEpilogue> ||
+                           kChunkSquares<kExperts, kEpilogue, Walk::kKept>);
+
 struct Launcher {
   MatvecParams params;
   unsigned grid_y;
@@ -37,7 +53,7 @@ struct Launcher {
   template <WeightFormat F, bool kWide, class BlocksOf>
   void FitExperts(int spans, BlocksOf blocks_of) {
     constexpr int kMostRowWarps = 5;
-    const int activation_bytes = spans * kSpanChunks<F, kWide> * (IsQuantized(F) ? 132 : 256);
+    const int activation_bytes = spans * kSpanChunks<F, kWide> * kChunkBytes<F, kWide>;
     const auto fits = [&] {
       const int warps = params.column_warps * params.row_warps;
       int weights = warps * params.held_spans * kSpanBytes<F, kWide>;
@@ -125,6 +141,12 @@ struct Launcher {
                                                                    kStreamWarps);
       }
     }
+    // Large matrices are faster from shared memory, as measured: their weights come late.
+    if constexpr (kCanKeep<F, kExperts, kEpilogue>) {
+      if (params.held_spans == 1 && params.triggers_early) {
+        return Start<F, kWide, kExperts, kEpilogue, Walk::kKept>(blocks);
+      }
+    }
     const int warps = params.column_warps * params.row_warps;
     if (warps * params.held_spans * kSpanBytes<F, kWide> <= kMostWeightBytes) {
       return Start<F, kWide, kExperts, kEpilogue, Walk::kOnce>(blocks);
@@ -136,15 +158,17 @@ struct Launcher {
   void Start(int blocks) {
     const auto kernel = MatvecKernel<F, kWide, kExperts, kEpilogue, kWalk>;
     const int warps = params.column_warps * params.row_warps;
-    params.weight_spans = warps * (kWalk == Walk::kOnce ? params.held_spans : kRingSpans);
+    constexpr bool kKept = kWalk == Walk::kKept;
+    params.weight_spans =
+        kKept ? 0 : warps * (kWalk == Walk::kOnce ? params.held_spans : kRingSpans);
     if (kExperts == Experts::kRoutedGateUp) {
       const int router_warps = params.router_column_warps * params.router.tiles;
       params.router_held_spans = RoundedUp(params.spans, params.router_column_warps);
       params.weight_spans = std::max(params.weight_spans, router_warps * params.router_held_spans);
     }
     const int chunks = params.spans_of_block * kSpanChunks<F, kWide>;
-    const int activation_bytes = (IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
-                                                 : 4 * (chunks * kChunkCols + kColumnPad)) +
+    const int activation_bytes = chunks * kChunkBytes<F, kWide> +
+                                 (IsQuantized(F) ? 0 : 4 * kColumnPad) +
                                  (kChunkSquares<kExperts, kEpilogue, kWalk> ? chunks * 4 : 0);
     const int partial_bytes = kWalk == Walk::kStream ? 0 : warps * kTileRows * 4;
     const int router_bytes =
@@ -152,13 +176,16 @@ struct Launcher {
             ? ChoiceByRuleBytes(params.route.experts, params.route.groups)
             : ExpertChoice::Bytes(kEpilogue == LinearEpilogue::kRouter ? params.linear.matrix.rows
                                                                        : params.router.rows);
-    auto shared = static_cast<size_t>(params.weight_spans * kSpanBytes<F, kWide> +
-                                      activation_bytes + 16 + partial_bytes + 4 + router_bytes);
+    const int copied_bytes =
+        kKept ? StagedBytes<kMayNormalize<kExperts, kEpilogue>>(chunks * kChunkCols)
+              : params.weight_spans * kSpanBytes<F, kWide>;
+    auto shared = static_cast<size_t>(copied_bytes + activation_bytes + partial_bytes +
+                                      int{sizeof(float)} + router_bytes);
     // Of matrices that add to the residual, no two blocks share a multiprocessor: the device puts
     // them together where the blocks of the kernel before leave room. Where nearly every
     // multiprocessor has a block anyway, so much memory only delays them.
-    if (kEpilogue == LinearEpilogue::kAdd && kWalk == Walk::kOnce && params.triggers_early &&
-        blocks * static_cast<int>(grid_y) <= multiprocessors / 4 * 3) {
+    if (kEpilogue == LinearEpilogue::kAdd && (kKept || kWalk == Walk::kOnce) &&
+        params.triggers_early && blocks * static_cast<int>(grid_y) <= multiprocessors / 4 * 3) {
       shared = std::max(shared, static_cast<size_t>(DeviceSharedBytes() / 2 + 2048));
     }
     if (shared > 48 * 1024) {

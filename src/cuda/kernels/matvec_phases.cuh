@@ -12,10 +12,12 @@
 //
 // Shared memory of activations:
 //   integers  [chunk][high, low][t][16 bytes], the bytes in the order in which the weights' formats
-//             have them, and one f32 per chunk, the largest magnitude
+//             have them, and a GroupUnit per group
 //   bf16      [high, low][columns + kColumnPad]
 // and of a span of weights: its chunks as in memory (see packed_matrix.h), then its scales.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/kernels/linear_fragments.cuh"
 
@@ -42,6 +44,17 @@ template <WeightFormat F, bool kWide>
 constexpr int kSpanBytes = kSpanDataBytes<F, kWide> +
                            (IsQuantized(F) ? kSpanChunks<F, kWide> * (kWide ? 256 : 64) : 0);
 
+// Groups of columns that share a scale, of a chunk.
+template <bool kWide>
+constexpr int kChunkGroups = kWide ? 2 : 1;
+// Of a group: the activations' last bit, over the factor that all products have, and their sum.
+struct GroupUnit {
+  float unit;
+  float sum;
+};
+// That factor: the upper four bits of a byte are sixteen times their value.
+constexpr int TimesOf(WeightFormat format) { return format == WeightFormat::kQ4 ? 16 : 1; }
+
 // silu to within a few units of f32's last place.
 __device__ __forceinline__ float FastSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
@@ -63,17 +76,35 @@ struct LaneColumns {
   }
 };
 
-// Those four activations of each of a warp's lanes; lanes 0..15 and 16..31 have a chunk each. `to`
-// is the chunk's place, into which nothing is written unless `store`.
-template <WeightFormat F>
+// Those four activations of each of a warp's lanes, whose chunks are two, lanes 0..15 and 16..31.
+// `to` and `groups` are the chunk's places, into which nothing is written unless `store`. If
+// kSquares, `squares` likewise gets the chunk's sum of `square`.
+template <WeightFormat F, bool kWide, bool kSquares>
 __device__ __forceinline__ void QuantizeActivations(float2 x, float2 y, int lane, bool store,
-                                                    unsigned char* to, float* scale) {
-  float largest = MaxOrNan(MaxOrNan(fabsf(x.x), fabsf(x.y)), MaxOrNan(fabsf(y.x), fabsf(y.y)));
-#pragma unroll
-  for (int offset = 8; offset > 0; offset /= 2) {
-    largest = MaxOrNan(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+                                                    unsigned char* to, GroupUnit* groups,
+                                                    float square = 0, float* squares = nullptr) {
+  // Both chunks have the same unit. Numbers that are not negative compare as their bits do, and
+  // what is not a number is then largest.
+  const float own = MaxOrNan(MaxOrNan(fabsf(x.x), fabsf(x.y)), MaxOrNan(fabsf(y.x), fabsf(y.y)));
+  const float largest =
+      MaxOrNan(__uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(own))), 1e-30f);
+  const int part = lane % 16;
+  const bool upper = part >= 8;
+  float sum = (x.x + x.y) + (y.x + y.y);
+  if constexpr (!kWide && kSquares) {
+    // From here on the upper lanes add up squares.
+    const float other = __shfl_xor_sync(0xffffffffu, upper ? sum : square, 8);
+    sum = (upper ? square : sum) + other;
+  } else if constexpr (!kWide) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+  } else if constexpr (kSquares) {
+    square += __shfl_xor_sync(0xffffffffu, square, 8);
   }
-  largest = MaxOrNan(largest, 1e-30f);
+#pragma unroll
+  for (int offset = 4; offset > 0; offset /= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (kWide && kSquares) square += __shfl_xor_sync(0xffffffffu, square, offset);
+  }
   float multiplier;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(multiplier) : "f"(largest));
   multiplier *= kLargestQuantized;
@@ -90,12 +121,55 @@ __device__ __forceinline__ void QuantizeActivations(float2 x, float2 y, int lane
   const unsigned first = kQ4 ? __byte_perm(q0, q2, 0x5140u) : __byte_perm(q0, q1, 0x5140u);
   const unsigned second = kQ4 ? __byte_perm(q1, q3, 0x5140u) : __byte_perm(q2, q3, 0x5140u);
   if (!store) return;
-  const int part = lane % 16;
   const int word = kQ4 ? part % 2 * 2 + part / 8 : part / 8 * 2 + part % 2;
   to += part % 8 / 2 * 16 + word * 4;
   *reinterpret_cast<unsigned*>(to) = __byte_perm(first, second, 0x7632u);
   *reinterpret_cast<unsigned*>(to + kChunkCols) = __byte_perm(first, second, 0x5410u) ^ 0x80808080u;
-  if (part == 0) *scale = largest;
+  constexpr float kUnit = 1.0f / (kLargestQuantized * static_cast<float>(TimesOf(F)));
+  if constexpr (kWide) {
+    if (part % 8 == 0) groups[part / 8] = {largest * kUnit, sum};
+    if (kSquares && part == 0) *squares = square;
+  } else {
+    if (part == 0) *groups = {largest * kUnit, sum};
+    if (kSquares && part == 8) *squares = sum;
+  }
+}
+
+// One lane's part of the sum of a row's squares.
+__device__ inline float SquaresOfRow(const float* row, int lane, int cols) {
+  float squares = 0;
+  // Of long rows, eight loads at a time are on their way.
+#pragma unroll 1
+  for (int first = 4 * lane; first < cols; first += 8 * 128) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (first + i * 128 >= cols) continue;
+      const float4 x = *reinterpret_cast<const float4*>(row + first + i * 128);
+      squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+    }
+  }
+  return squares;
+}
+
+// What the chunks' activations stand for gets the norm's factor of their group, from the chunks'
+// squares; all threads of a block.
+template <bool kWide>
+__device__ __forceinline__ void ApplyGroupFactors(GroupUnit* units, const float* chunk_squares,
+                                                  int chunks, int group_chunks, float norm_eps) {
+  const float inverse_size = 1.0f / static_cast<float>(group_chunks * kChunkCols);
+  for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks;
+       chunk += static_cast<int>(blockDim.x)) {
+    const float* of_group = chunk_squares + chunk / group_chunks * group_chunks;
+    float sum = 0;
+#pragma unroll 8
+    for (int i = 0; i < group_chunks; ++i) sum += of_group[i];
+    const float factor = rsqrtf(fmaf(sum, inverse_size, norm_eps));
+#pragma unroll
+    for (int i = 0; i < kChunkGroups<kWide>; ++i) {
+      GroupUnit& group = units[chunk * kChunkGroups<kWide> + i];
+      group = {group.unit * factor, group.sum * factor};
+    }
+  }
 }
 
 // Two activations as bf16 numbers and what is left of them, at `to` and `stride` beyond.
@@ -120,6 +194,11 @@ __device__ __forceinline__ void CopyAsync(void* to, const void* from) {
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
+// Of `bytes`, and zeros up to sixteen.
+__device__ __forceinline__ void CopyAsync(unsigned to, const void* from, unsigned bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -129,12 +208,144 @@ __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+// Of shared memory; a lane may leave it alone.
+__device__ __forceinline__ void ReadShared(unsigned (&to)[4], unsigned address, bool reads = true) {
+  asm volatile(
+      "{\n\t"
+      ".reg .pred reads;\n\t"
+      "setp.ne.s32 reads, %5, 0;\n\t"
+      "@reads ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n\t"
+      "}"
+      : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
+      : "r"(address), "r"(static_cast<int>(reads))
+      : "memory");
+}
+
+// Words of what no kernel writes. Volatile: such loads stay before what they are before.
+__device__ __forceinline__ void LoadWords(uint4& to, const uint4* from) {
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+               : "l"(from));
+}
+__device__ __forceinline__ void LoadWords(uint2& to, const uint2* from) {
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(to.x), "=r"(to.y)
+               : "l"(from));
+}
+__device__ __forceinline__ void LoadWords(unsigned& to, const unsigned* from) {
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(to) : "l"(from));
+}
+
 // A span: chunks first, first + 1, ... of a tile, of which there are no more than last + 1; those
 // beyond repeat the last, and their activations are zeros.
 template <WeightFormat F, bool kWide>
 struct WeightSpan {
   static constexpr int kChunks = kSpanChunks<F, kWide>;
   static constexpr int kLoads = LoadsOf(F);
+  using Pair = std::conditional_t<kWide, uint2, unsigned>;  // a scale and a bias
+
+  // What a lane multiplies of a span.
+  struct Lane {
+    uint4 data[kChunks][kLoads];
+    Pair pairs[IsQuantized(F) ? 2 : 1];  // of rows g and g + 8, and group t of the span's four
+
+    // `place` is tile * chunks of matrix number `matrix`.
+    __device__ __forceinline__ void Load(const PackedMatrix& m, int matrix, int place, int first,
+                                         int last, int lane) {
+      const uint4* words = m.data + matrix * m.data_stride + lane;
+#pragma unroll
+      for (int j = 0; j < kChunks; ++j) {
+        const uint4* from =
+            words + static_cast<long long>(place + min(first + j, last)) * (kLoads * 32);
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) LoadWords(data[j][i], from + i * 32);
+      }
+      if constexpr (IsQuantized(F)) {
+        constexpr int kGroups = kChunkGroups<kWide>;
+        const int t = lane % 4;
+        const long long chunk = place + min(first + t / kGroups, last);
+        const Pair* from = reinterpret_cast<const Pair*>(static_cast<const char*>(m.scales) +
+                                                         matrix * m.scales_stride) +
+                           (chunk * kGroups + t % kGroups) * kTileRows + lane / 4;
+        LoadWords(pairs[0], from);
+        LoadWords(pairs[1], from + 8);
+      }
+    }
+
+    // From where Copy puts the span.
+    __device__ __forceinline__ void Read(const unsigned char* weights, int lane) {
+      const uint4* words = reinterpret_cast<const uint4*>(weights) + lane;
+#pragma unroll
+      for (int j = 0; j < kChunks; ++j) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) data[j][i] = words[(j * kLoads + i) * 32];
+      }
+      if constexpr (IsQuantized(F)) {
+        const Pair* from = reinterpret_cast<const Pair*>(weights + kSpanDataBytes<F, kWide>) +
+                           lane % 4 * kTileRows + lane / 4;
+        pairs[0] = from[0];
+        pairs[1] = from[8];
+      }
+    }
+  };
+
+  // What a lane multiplies it by, the column g of operands: of integers part g % 2 of the group
+  // g / 2 and zeros elsewhere; of bf16 part g.
+  struct Operands {
+    static constexpr int kCount = IsQuantized(F) ? kChunks : 2;
+    unsigned words[kCount][4];
+
+    // Bytes from a span's activations to the next one's, and where the first one's are for this
+    // lane. `stride`: between parts of bf16.
+    static constexpr int kSpanBytes =
+        kChunks * (IsQuantized(F) ? kActivationBytesPerChunk : 2 * kChunkCols);
+    __device__ static __forceinline__ unsigned Place(const unsigned char* activations, int stride,
+                                                     int lane) {
+      const int g = lane / 4;
+      const int t = lane % 4;
+      const int offset =
+          IsQuantized(F) ? OwnChunk(lane) * kActivationBytesPerChunk + g % 2 * kChunkCols + 16 * t
+                         : (g % 2 * stride + 8 * t) * 2;
+      return static_cast<unsigned>(__cvta_generic_to_shared(activations + offset));
+    }
+
+    // `place`: the span's.
+    __device__ __forceinline__ void Read(unsigned place, int lane) {
+      if constexpr (!IsQuantized(F)) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          Clear(words[h]);
+          ReadShared(words[h], place + h * 64, lane < 8);
+        }
+      } else if constexpr (!kWide) {
+#pragma unroll
+        for (int j = 0; j < kChunks; ++j) {
+          Clear(words[j]);
+          ReadShared(words[j], place, OwnChunk(lane) == j);
+        }
+      } else {
+        // Only half a chunk: see packed_matrix.h for which words are which half's.
+        unsigned mine[4];
+        Clear(mine);
+        ReadShared(mine, place);
+        const bool upper = lane / 8 % 2 != 0;
+#pragma unroll
+        for (int j = 0; j < kChunks; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const bool of_upper = F == WeightFormat::kQ4 ? i % 2 != 0 : i / 2 != 0;
+            words[j][i] = OwnChunk(lane) == j && upper == of_upper ? mine[i] : 0;
+          }
+        }
+      }
+    }
+
+   private:
+    __device__ static __forceinline__ int OwnChunk(int lane) { return lane / (kWide ? 16 : 8); }
+    __device__ static __forceinline__ void Clear(unsigned (&of)[4]) {
+      of[0] = of[1] = of[2] = of[3] = 0;
+    }
+  };
 
   // `place` is tile * chunks of matrix number `matrix`.
   __device__ static __forceinline__ void Copy(const PackedMatrix& m, int matrix, int place,
@@ -163,109 +374,61 @@ struct WeightSpan {
   }
 
   // sums[r] += this lane's share of row g + 8 r; the shares of the lanes of a quad add up to it.
-  // `zeros` points to 16 bytes of zeros.
-  __device__ static __forceinline__ void Multiply(const unsigned char* weights,
-                                                  const unsigned char* activations,
-                                                  const float* largest, int stride,
-                                                  const unsigned char* zeros, int span, int lane,
+  // `groups` are the span's.
+  __device__ static __forceinline__ void Multiply(const Lane& weights, const Operands& operands,
+                                                  const GroupUnit* groups, int lane,
                                                   ScaleFormat format, float (&sums)[2]) {
-    const int g = lane / 4;
-    const int t = lane % 4;
-    const uint4* data = reinterpret_cast<const uint4*>(weights) + lane;
     if constexpr (!IsQuantized(F)) {
-      unsigned b[4][2] = {};
-      if (g < 2) {
-        const uint4* from =
-            reinterpret_cast<const uint4*>(reinterpret_cast<const __nv_bfloat16*>(activations) +
-                                           g * stride + span * kChunkCols + 8 * t);
-        const uint4 first = from[0];
-        const uint4 second = from[4];
-        b[0][0] = first.x, b[0][1] = first.y, b[1][0] = first.z, b[1][1] = first.w;
-        b[2][0] = second.x, b[2][1] = second.y, b[3][0] = second.z, b[3][1] = second.w;
-      }
-      uint4 raw[kLoads];
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) raw[i] = data[i * 32];
       float acc[4] = {};
 #pragma unroll
       for (int part = 0; part < Fragment<F>::kParts; ++part) {
         unsigned a[4][4];
-        Fragment<F>::template Expand<false>(raw, part, a);
+        Fragment<F>::template Expand<false>(weights.data[0], part, a);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) Mma(acc, a[i], b[i]);
+        for (int i = 0; i < 4; ++i) {
+          const unsigned b[2] = {operands.words[i / 2][i % 2 * 2],
+                                 operands.words[i / 2][i % 2 * 2 + 1]};
+          Mma(acc, a[i], b);
+        }
       }
       sums[0] += acc[0] + acc[1];
       sums[1] += acc[2] + acc[3];
     } else {
-      // This lane's column g: part g % 2 of group g / 2.
-      const int own_chunk = kWide ? g / 4 : g / 2;
-      const unsigned char* own = activations +
-                                 (span * kChunks + own_chunk) * kActivationBytesPerChunk +
-                                 g % 2 * kChunkCols + 16 * t;
-      // Where scales are one per half a chunk, only a half: see packed_matrix.h for which words are
-      // which half's.
-      const bool upper = g / 2 % 2 != 0;
-      const auto half = [&](uint4 b) {
-        if constexpr (kWide) {
-          if (F == WeightFormat::kQ4) {
-            (upper ? b.x : b.y) = 0;
-            (upper ? b.z : b.w) = 0;
-          } else {
-            (upper ? b.x : b.z) = 0;
-            (upper ? b.y : b.w) = 0;
-          }
-        }
-        return b;
-      };
-      int ones[4] = {};
       int low[4] = {};
       int high[4] = {};
-      const uint4 mine = half(*reinterpret_cast<const uint4*>(own));
-      constexpr unsigned kOnes = 0x01010101u;
-      MmaInteger(ones, kOnes, kOnes, kOnes, kOnes, mine.x, mine.y);
-      MmaInteger(ones, kOnes, kOnes, kOnes, kOnes, mine.z, mine.w);
 #pragma unroll
       for (int j = 0; j < kChunks; ++j) {
-        const bool is_own = own_chunk == j;
-        const uint4 b = make_uint4(is_own ? mine.x : 0, is_own ? mine.y : 0, is_own ? mine.z : 0,
-                                   is_own ? mine.w : 0);
+        const auto& b = operands.words[j];
+        const uint4& w = weights.data[j][0];
         if constexpr (F == WeightFormat::kQ4) {
-          constexpr unsigned kLow = 0x0f0f0f0fu;
           constexpr unsigned kHigh = 0xf0f0f0f0u;
-          const uint4 w = data[j * 32];
-          MmaInteger(low, w.x & kLow, w.y & kLow, w.z & kLow, w.w & kLow, b.x, b.y);
-          MmaInteger(high, w.x & kHigh, w.y & kHigh, w.z & kHigh, w.w & kHigh, b.z, b.w);
+          const uint4 upper = make_uint4(w.x & kHigh, w.y & kHigh, w.z & kHigh, w.w & kHigh);
+          // Subtraction has another unit than logic, which is busy.
+          MmaInteger(low, w.x - upper.x, w.y - upper.y, w.z - upper.z, w.w - upper.w, b[0], b[1]);
+          MmaInteger(high, upper.x, upper.y, upper.z, upper.w, b[2], b[3]);
         } else {
-          const uint4 w = data[j * 64];
-          const uint4 v = data[j * 64 + 32];
-          MmaInteger(low, w.x, w.y, w.z, w.w, b.x, b.y);
-          MmaInteger(high, v.x, v.y, v.z, v.w, b.z, b.w);
+          const uint4& v = weights.data[j][1];
+          MmaInteger(low, w.x, w.y, w.z, w.w, b[0], b[1]);
+          MmaInteger(high, v.x, v.y, v.z, v.w, b[2], b[3]);
         }
       }
-      // The upper four bits of a byte are sixteen times their value: everything is times sixteen.
-      constexpr int kTimes = F == WeightFormat::kQ4 ? 16 : 1;
-      const float unit = largest[span * kChunks + (kWide ? t / 2 : t)] *
-                         (1.0f / (kLargestQuantized * static_cast<float>(kTimes)));
-      const float sum = static_cast<float>(ones[0] * (256 * kTimes) + ones[1] * kTimes);
-      const unsigned char* scales = weights + kSpanDataBytes<F, kWide>;
+      constexpr int kTimes = TimesOf(F);
+      const GroupUnit group = groups[lane % 4];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int whole = low[2 * r] * kTimes + high[2 * r];
         const int rest = low[2 * r + 1] * kTimes + high[2 * r + 1];
         const float product = static_cast<float>(whole * 256 + rest);
-        const float2 pair = ScaleAndBias(scales, t * kTileRows + g + 8 * r, format);
-        sums[r] = fmaf(unit, fmaf(pair.x, product, pair.y * sum), sums[r]);
+        const float2 pair = ScaleAndBias(weights.pairs[r], format);
+        sums[r] = fmaf(group.unit * pair.x, product, fmaf(pair.y, group.sum, sums[r]));
       }
     }
   }
 
-  // Number `index` of a span's pairs.
-  __device__ static __forceinline__ float2 ScaleAndBias(const unsigned char* scales, int index,
-                                                        ScaleFormat format) {
+  __device__ static __forceinline__ float2 ScaleAndBias(Pair pair, ScaleFormat format) {
     if constexpr (kWide) {
-      return reinterpret_cast<const float2*>(scales)[index];
+      return make_float2(__uint_as_float(pair.x), __uint_as_float(pair.y));
     } else {
-      const unsigned pair = reinterpret_cast<const unsigned*>(scales)[index];
       if (format == ScaleFormat::kCompactBf16) {
         return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
       }
