@@ -6,6 +6,8 @@
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/gated_delta.h"
+#include "cuda/kernels/head_mix.h"
+#include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/rg_lru.h"
@@ -43,6 +45,11 @@ void PlaceInputs(const GatedDeltaOp& op, const Program& program, Values values,
   params.gate = m.gate_proj ? values(op.gate) : params.beta + m.value_heads + own_decays;
   params.gate_stride = BufferStride(program, m.gate_proj ? op.gate : op.projected);
 }
+// What becomes of a linear op's products, without the buffers.
+FinishParams FinishRules(const LinearOp& op, const DeviceWeights& weights);
+// All but the activations.
+HeadMixParams MixerParams(const HeadMixOp& op, const DeviceWeights& weights,
+                          const DeviceState& state, const Slice& slice);
 // All but the activations.
 CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
                              const DeviceState& state, const Slice& slice);

@@ -207,14 +207,7 @@ void WideOps::Launch(const TokenShiftOp& op, const Slice& slice) {
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   if (op.norm) {
-    RowUpdateParams update;
-    update.norm = MakeRowNorm(*op.norm, program_, weights_);
-    update.input = params.input;
-    update.input_stride = update.output_stride = params.input_stride;
-    update.rows = slice.rows;
-    update.width = params.width;
-    update.output = widened_;
-    LaunchRowUpdate(update, stream_.get());
+    NormRows(*op.norm, op.input, slice.rows, params.input, widened_);
     params.input = widened_;
   }
   params.rounded_output = reinterpret_cast<uint16_t*>(Bf16Values(op.output));
@@ -250,6 +243,14 @@ void WideOps::Launch(const GatedDeltaOp& op, const Slice& slice) {
   params.records = delta_records_;
   params.keeps = delta_keeps_;
   LaunchGatedDeltaChunks(params, stream_.get());
+}
+
+void WideOps::Launch(const HeadMixOp& op, const Slice& slice) {
+  HeadMixParams params = MixerParams(op, weights_, state_, slice);
+  params.input = Values(op.input);
+  params.output = F32Values(op.output);
+  params.stride = Stride(op.input);
+  LaunchHeadMix(params, slice.most_tokens, stream_.get());
 }
 
 void WideOps::Launch(const AttentionOp& op, const Slice& slice) {
