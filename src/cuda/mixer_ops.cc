@@ -1,6 +1,5 @@
 // Ops of mixers that few families have, and of residuals with rules of their own: NarrowOps puts
 // each together from one kernel or two.
-#include "cuda/kernels/attention_place.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/lightning.h"
 #include "cuda/kernels/rg_lru.h"
@@ -147,18 +146,12 @@ void NarrowOps::Launch(const HeadMixOp& op) {
 
 void NarrowOps::Launch(const LatentAttentionOp& op) {
   const LatentAttention& m = op.mixer;
-  LatentPlaceParams place;
-  place.query = Values(op.query);
-  place.query_stride = Stride(op.query);
-  place.nope_dim = Narrow(m.nope_dim);
+  LatentPlaceParams place = MixerParams(op, program_, weights_, state_, slice_);
+  PlaceInputs(
+      op, program_, [this](BufferId id) { return Values(id); }, place);
   place.absorbed = Values(op.absorbed);
   place.absorbed_stride = Stride(op.absorbed);
-  place.kv = Values(op.kv);
-  place.kv_stride = Stride(op.kv);
-  place.norm_weight = weights_.vector(m.kv_norm.weight);
-  place.norm_eps = m.kv_norm.eps;
   AttentionParams& params = place.attention;
-  params = LatentParams(op, program_, weights_, state_, slice_);
   params.qkv = mixed_;
   params.qkv_stride = Narrow(m.heads * m.key_dim());
   params.output = Values(op.output);

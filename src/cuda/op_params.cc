@@ -298,17 +298,22 @@ AttentionParams MixerParams(const AttentionOp& op, const Program& program,
   return params;
 }
 
-AttentionParams LatentParams(const LatentAttentionOp& op, const Program& program,
-                             const DeviceWeights& weights, const DeviceState& state,
-                             const Slice& slice) {
+LatentPlaceParams MixerParams(const LatentAttentionOp& op, const Program& program,
+                              const DeviceWeights& weights, const DeviceState& state,
+                              const Slice& slice) {
   const LatentAttention& m = op.mixer;
-  AttentionParams params = PagedParams(m.rope, op.state, program, weights, state, slice);
+  LatentPlaceParams place;
+  place.nope_dim = Narrow(m.nope_dim);
+  place.norm_weight = weights.vector(m.kv_norm.weight);
+  place.norm_eps = m.kv_norm.eps;
+  AttentionParams& params = place.attention;
+  params = PagedParams(m.rope, op.state, program, weights, state, slice);
   params.heads = Narrow(m.heads);
   params.kv_heads = 1;
   params.head_dim = Narrow(m.key_dim());
   params.latent = Narrow(m.latent);
   params.scale = m.scale;
-  return params;
+  return place;
 }
 
 }  // namespace adder::cuda

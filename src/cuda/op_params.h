@@ -3,7 +3,7 @@
 
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
-#include "cuda/kernels/attention.h"
+#include "cuda/kernels/attention_place.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/gated_delta.h"
 #include "cuda/kernels/head_mix.h"
@@ -90,8 +90,18 @@ AttentionParams MixerParams(const AttentionOp& op, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,
                             const Slice& slice);
 // The same of latent attention, whose keys are one head.
-AttentionParams LatentParams(const LatentAttentionOp& op, const Program& program,
-                             const DeviceWeights& weights, const DeviceState& state,
-                             const Slice& slice);
+LatentPlaceParams MixerParams(const LatentAttentionOp& op, const Program& program,
+                              const DeviceWeights& weights, const DeviceState& state,
+                              const Slice& slice);
+// Where latent attention finds queries and keys but for `absorbed`; values(id) is where a buffer
+// lies.
+template <class Values>
+void PlaceInputs(const LatentAttentionOp& op, const Program& program, Values values,
+                 LatentPlaceParams& params) {
+  params.query = values(op.query);
+  params.query_stride = BufferStride(program, op.query);
+  params.kv = values(op.kv);
+  params.kv_stride = BufferStride(program, op.kv);
+}
 
 }  // namespace adder::cuda

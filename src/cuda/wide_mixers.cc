@@ -1,5 +1,5 @@
 // Mixers of WideOps.
-#include "cuda/kernels/attention_chunks.h"
+#include "cuda/kernels/attention_wide_heads.h"
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/gated_delta_chunks.h"
 #include "cuda/kernels/mamba1_chunks.h"
@@ -19,7 +19,7 @@ template <class Params>
 void SetPieces(const Slice& slice, Params& params) {
   params.pieces = slice.pieces;
   params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
+  if constexpr (requires { params.first_pieces; }) params.first_pieces = slice.first_pieces;
 }
 
 }  // namespace
@@ -253,13 +253,33 @@ void WideOps::Launch(const HeadMixOp& op, const Slice& slice) {
   LaunchHeadMix(params, slice.most_tokens, stream_.get());
 }
 
+void WideOps::Launch(const LatentAttentionOp& op, const Slice& slice) {
+  LatentPlaceParams place = MixerParams(op, program_, weights_, state_, slice);
+  PlaceInputs(
+      op, program_, [this](BufferId id) { return Values(id); }, place);
+  AttentionChunkParams params;
+  params.attention = place.attention;
+  SetPieces(slice, params);
+  // Of the queries the attention takes care.
+  place.attention.heads = 0;
+  LaunchLatentPlace(place, stream_.get());
+  LatentQueries queries;
+  queries.absorbed = reinterpret_cast<const __nv_bfloat16*>(Values(op.absorbed));
+  queries.absorbed_stride = Bf16Stride(Width(op.absorbed));
+  queries.query = place.query;
+  queries.query_stride = place.query_stride;
+  queries.nope_dim = place.nope_dim;
+  params.output = Bf16Values(op.output);
+  params.output_stride = Bf16Stride(Width(op.output));
+  LaunchLatentChunks(params, queries, stream_.get());
+}
+
 void WideOps::Launch(const AttentionOp& op, const Slice& slice) {
   AttentionChunkParams params;
   params.attention = MixerParams(op, program_, weights_, state_, slice);
   params.attention.qkv = Values(op.input);
   params.attention.qkv_stride = Stride(op.input);
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
+  SetPieces(slice, params);
   LaunchKvAppend(params.attention, stream_.get());
   params.output = Bf16Values(op.output);
   params.output_stride = Bf16Stride(Width(op.output));

@@ -316,11 +316,7 @@ void WideOps::Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int ro
 }
 
 void WideOps::Launch(const Op& op, const Slice& slice) {
-  std::visit(
-      [&](const auto& body) {
-        if constexpr (kHasWideKernels<std::decay_t<decltype(body)>>) Launch(body, slice);
-      },
-      op.body);
+  std::visit([&](const auto& body) { Launch(body, slice); }, op.body);
 }
 
 void WideOps::Launch(const EmbedOp& op, const Slice& slice) {

@@ -1,5 +1,5 @@
 // The ops of a program over slices of many tokens: dense bf16 products on unpacked weights, the
-// chunked scans, attention on tensor cores.
+// chunked scans, attention on tensor cores. wide_support.h says which programs they are for.
 //
 // Has activation buffers of its own, since decode graphs hold pointers to those of the executor.
 // Some activations are bf16 here; they lie at the beginning of their f32 buffer.
@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
 #include "cuda/blas.h"
@@ -20,7 +19,6 @@
 #include "cuda/kernels/mamba2_chunks.h"
 #include "cuda/kernels/row_update.h"
 #include "cuda/slice.h"
-#include "cuda/supported.h"
 #include "program/program.h"
 
 namespace adder::cuda {
@@ -30,20 +28,6 @@ struct WideLimits {
   size_t buffer_bytes = 0;  // for activations
   size_t kept_bytes = 0;    // for unpacked weights that are kept; others are unpacked each time
 };
-
-// Whether there are kernels for an op at all; PartWithoutWideKernel (wide_support.h) names others.
-template <class Body>
-inline constexpr bool kHasWideKernels =
-    std::is_same_v<Body, EmbedOp> || std::is_same_v<Body, LinearOp> ||
-    std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, Mamba2SelectedOp> ||
-    std::is_same_v<Body, Mamba1ScanOp> || std::is_same_v<Body, RgLruOp> ||
-    std::is_same_v<Body, LightningOp> || std::is_same_v<Body, TokenShiftOp> ||
-    std::is_same_v<Body, Rwkv7Op> || std::is_same_v<Body, CausalConvOp> ||
-    std::is_same_v<Body, JoinOp> || std::is_same_v<Body, NormAddOp> ||
-    std::is_same_v<Body, UpdateOp> || std::is_same_v<Body, HeadMixOp> ||
-    std::is_same_v<Body, HeadsLinearOp> || std::is_same_v<Body, GatedDeltaOp> ||
-    std::is_same_v<Body, AttentionOp> || std::is_same_v<Body, RouterOp> ||
-    std::is_same_v<Body, ExpertGateUpOp> || std::is_same_v<Body, ExpertDownOp>;
 
 // Between f32 rows of scratch.
 constexpr int64_t RowStride(int64_t width) { return (width + 3) / 4 * 4; }
@@ -122,6 +106,7 @@ class WideOps {
   void Launch(const GatedDeltaOp& op, const Slice& slice);
   void Launch(const HeadMixOp& op, const Slice& slice);
   void Launch(const HeadsLinearOp& op, const Slice& slice);
+  void Launch(const LatentAttentionOp& op, const Slice& slice);
   void Launch(const AttentionOp& op, const Slice& slice);
   void Launch(const RouterOp& op, const Slice& slice);
   void Launch(const ExpertGateUpOp& op, const Slice& slice);

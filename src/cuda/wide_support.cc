@@ -1,7 +1,7 @@
 #include "cuda/wide_support.h"
 
 #include "core/error.h"
-#include "cuda/kernels/attention_chunks.h"
+#include "cuda/kernels/attention_wide_heads.h"
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/expert_groups.h"
@@ -31,7 +31,6 @@ struct Refused {
   std::string operator()(const NormAddOp&) const { return {}; }
   std::string operator()(const HeadMixOp&) const { return {}; }
   std::string operator()(const HeadsLinearOp&) const { return {}; }
-  std::string operator()(const LatentAttentionOp&) const { return "latent attention"; }
   std::string operator()(const UpdateOp&) const { return {}; }
   std::string operator()(const TokenShiftOp&) const { return {}; }
   std::string operator()(const CausalConvOp&) const { return {}; }
@@ -87,14 +86,23 @@ struct Refused {
     if (AttentionChunksSupport(Narrow(op.mixer.head_dim), page_positions)) return {};
     return Concat("attention with heads of ", op.mixer.head_dim, " in pages of ", page_positions);
   }
+  std::string operator()(const LatentAttentionOp& op) const {
+    const LatentAttention& m = op.mixer;
+    const bool part = m.rope && m.rope->rotary_dim != m.rope_dim;
+    const int page_positions = Narrow(program.layout.page_positions);
+    if (!part && LatentChunksSupport(Narrow(m.latent), Narrow(m.rope_dim), page_positions)) {
+      return {};
+    }
+    return Concat("latent attention with keys of ", m.latent, " + ", m.rope_dim, " in pages of ",
+                  page_positions);
+  }
   std::string operator()(const LinearOp& op) const {
     // One place serves to widen what is in bf16.
     return op.addend != kNoId && op.factor != kNoId ? "an addend and a factor" : "";
   }
   std::string operator()(const RouterOp& op) const {
-    return op.experts > kMostGroupedExperts
-               ? Concat("more than ", kMostGroupedExperts, " experts")
-               : std::string();
+    return op.experts > kMostGroupedExperts ? Concat("more than ", kMostGroupedExperts, " experts")
+                                            : std::string();
   }
   std::string operator()(const ExpertGateUpOp& op) const {
     // Rows of bf16 with their padding take the place of f32.

@@ -148,9 +148,8 @@ __device__ __forceinline__ void LoadLatentQueries(const AttentionParams& p,
       a = turned;
     }
     const auto store = [&](int column, float x) {
-      *reinterpret_cast<__nv_bfloat16*>(
-          to + UnitOffset<W::kKeyDim>(r, kLatentUnits + column / 8) + column % 8 * 2) =
-          __float2bfloat16_rn(x);
+      *reinterpret_cast<__nv_bfloat16*>(to + UnitOffset<W::kKeyDim>(r, kLatentUnits + column / 8) +
+                                        column % 8 * 2) = __float2bfloat16_rn(x);
     };
     store(first, a);
     store(second, b);
@@ -271,8 +270,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           MmaPair(weights[2 * n], weights[2 * n + 1], a, b);
         }
       }
-      const bool masked = step * kKeys + kKeys > first_position + 1 ||
-                          step * kKeys <= last_position - window;
+      const bool masked =
+          step * kKeys + kKeys > first_position + 1 || step * kKeys <= last_position - window;
       float own[2] = {kLowest, kLowest};
 #pragma unroll
       for (int n = 0; n < W::kWarpKeys / 8; ++n) {
@@ -386,15 +385,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-int SharedMemoryOfBlocks() {
-  int device = 0;
-  int bytes = 0;
-  Check(cudaGetDevice(&device), "cudaGetDevice");
-  Check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        "cudaDeviceGetAttribute");
-  return bytes;
-}
-
 template <class W>
 void LaunchSized(const AttentionChunkParams& params, const LatentQueries& queries,
                  cudaStream_t stream) {
@@ -412,7 +402,7 @@ template <class First, class... Rest>
 void LaunchFitting(const AttentionChunkParams& params, const LatentQueries& queries,
                    cudaStream_t stream) {
   if constexpr (sizeof...(Rest) > 0) {
-    if (SharedMemoryOfBlocks() < First::kBytes) {
+    if (DeviceSharedBytes() < First::kBytes) {
       return LaunchFitting<Rest...>(params, queries, stream);
     }
   } else {
@@ -424,10 +414,6 @@ void LaunchFitting(const AttentionChunkParams& params, const LatentQueries& quer
 constexpr int kMostKeys = 64;
 
 }  // namespace
-
-bool WideHeadChunksSupport(int head_dim, int page_positions) {
-  return head_dim % 8 == 0 && head_dim <= kMostWideHeadDim && page_positions % kMostKeys == 0;
-}
 
 bool LatentChunksSupport(int latent, int rope_dim, int page_positions) {
   return latent % 8 == 0 && rope_dim % 8 == 0 && latent <= kMostWideHeadDim &&

@@ -1,5 +1,5 @@
-// Attention of many tokens on tensor cores for heads that attention_chunks.h does not take: those of
-// more than 256 elements, and latent attention.
+// Attention of many tokens on tensor cores for heads that attention_chunks.h does not take: those
+// of more than 256 elements, and latent attention.
 #pragma once
 
 #include "cuda/kernels/attention_chunks.h"
@@ -20,15 +20,15 @@ struct LatentQueries {
   int nope_dim = 0;
 };
 
-// Whether the kernels handle heads of so many elements, or keys of latent | rope_dim.
-bool WideHeadChunksSupport(int head_dim, int page_positions);
-bool LatentChunksSupport(int latent, int rope_dim, int page_positions);
-
-// As LaunchAttentionChunks.
+// What LaunchAttentionChunks is for heads of more than kMaxAttentionHeadDim elements.
 void LaunchWideHeadChunks(const AttentionChunkParams& params, cudaStream_t stream);
 
-// The same for latent attention, after LaunchLatentPlace, which need not have made queries: those
-// of `qkv` are not read. output: [rows, output_stride]: per head the weighed sum of the latents.
+// Whether the kernels handle keys of latent | rope_dim, all of which is rotated or nothing.
+bool LatentChunksSupport(int latent, int rope_dim, int page_positions);
+
+// As LaunchAttentionChunks for latent attention, after LaunchLatentPlace, which need not have made
+// queries: those of `qkv` are not read. output [rows, output_stride]: per head the weighed sum of
+// the latents.
 void LaunchLatentChunks(const AttentionChunkParams& params, const LatentQueries& queries,
                         cudaStream_t stream);
 
