@@ -156,8 +156,8 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       Raise(sizes.scores, rows * RowStride(weights_.matrix(router->router.weight).rows));
       Raise(sizes.expert_order, rows * router->top_k);
-      // Never more than tiles of the smaller kind.
-      Raise(sizes.expert_tiles, rows * router->top_k / 64 + router->experts);
+      // Tiles of 32 rows, which few pairs have, are two per expert at most.
+      Raise(sizes.expert_tiles, rows * router->top_k / 64 + 2 * router->experts);
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       Raise(sizes.activations, rows * Bf16Stride(weights_.stack(gate_up->gate_up).cols));
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {

@@ -98,22 +98,23 @@ TEST_F(Bf16RowsKernels, WidensParts) {
 TEST_F(Bf16RowsKernels, UnpacksStacks) {
   constexpr int kCount = 3;
   constexpr int kRowsOf = 21;
-  constexpr int kCols = 76;
   for (const Format& format : kFormats) {
+    // Groups of quantised weights are whole.
+    const int cols = format.bits == 0 ? 76 : 128;
+    const int stride = Bf16Stride(cols);
     for (const bool interleaved : {false, true}) {
       const int rows = interleaved ? 2 * kRowsOf : kRowsOf;
-      const Matrices matrices(format, kCount, rows, kCols, interleaved, 6);
-      constexpr int kStride = Bf16Stride(kCols);
+      const Matrices matrices(format, kCount, rows, cols, interleaved, 6);
       const DeviceArray<__nv_bfloat16> output(std::vector<__nv_bfloat16>(
-          static_cast<size_t>(kCount * rows * kStride), __float2bfloat16(NAN)));
+          static_cast<size_t>(kCount * rows * stride), __float2bfloat16(NAN)));
       const Stream stream;
       LaunchUnpack(matrices.view, kCount, output.data(), stream.get());
       stream.Synchronize();
       const std::vector<float> found = Widened(output.Download());
-      for (int i = 0; i < kCount * rows * kStride; ++i) {
-        const int row = i / kStride;
-        const int col = i % kStride;
-        const double expected = col < kCols ? matrices.at(row / rows, row % rows, col) : 0;
+      for (int i = 0; i < kCount * rows * stride; ++i) {
+        const int row = i / stride;
+        const int col = i % stride;
+        const double expected = col < cols ? matrices.at(row / rows, row % rows, col) : 0;
         ASSERT_NEAR(found[static_cast<size_t>(i)], expected, 0.005 * std::abs(expected) + 1e-6)
             << format << ", row " << row << ", column " << col;
       }

@@ -3,8 +3,8 @@
 // timing; no result does, since rows do not meet.
 //
 // Products: a block of 4 warps owns eight tiles of a packed matrix, two per warp, and one tile of
-// 64 or 128 rows. Phases per chunk of 64 columns: rows and packed weights of the next chunks are
-// on their way to shared memory while this chunk's weights are scaled, rounded to bf16 and
+// 32, 64 or 128 rows. Phases per chunk of 64 columns: rows and packed weights of the next chunks
+// are on their way to shared memory while this chunk's weights are scaled, rounded to bf16 and
 // multiplied. Results go through shared memory to be written in whole lines. There gates meet their
 // ups, too, and other activations than silu's product, the most common, are made. Blocks beyond the
 // number of tiles, which only the device knows, end at once.
@@ -192,7 +192,9 @@ __device__ __forceinline__ uint4 ActivateUnit(const ResultRule& rule, const __nv
 
 // kSiluGated: results are silu(gate) * up, and the rule is not looked at.
 template <WeightFormat F, bool kWide, bool kSiluGated, int kRows>
-__global__ void __launch_bounds__(kThreads, kRows == 64 ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, kRows == 128  ? 2
+                                            : kRows == 64 ? 3
+                                                          : 4)
     GroupedKernel(const __grid_constant__ ExpertGroups groups,
                   const __grid_constant__ PackedMatrix m, const ResultRule rule,
                   const __nv_bfloat16* input, __nv_bfloat16* output) {
@@ -415,8 +417,14 @@ void LaunchGrouped(const ExpertGroups& groups, const PackedMatrix& m, const Resu
       Launch("the kernel of grouped experts", kernel, grid, dim3(kThreads), kShared, stream, groups,
              m, rule, input, output);
     };
-    ExpertTileRows(groups.pairs(), groups.experts) == 64 ? with_rows.template operator()<64>()
-                                                         : with_rows.template operator()<128>();
+    switch (ExpertTileRows(groups.pairs(), groups.experts)) {
+      case 32:
+        return with_rows.template operator()<32>();
+      case 64:
+        return with_rows.template operator()<64>();
+      default:
+        return with_rows.template operator()<128>();
+    }
   };
   WithWeightFormat(m, launch);
 }

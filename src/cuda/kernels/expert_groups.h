@@ -20,7 +20,9 @@ struct ExpertTile {
 inline constexpr int kMostGroupedExperts = 1024;
 
 // Rows per tile that suit so many pairs of tokens and choices.
-constexpr int ExpertTileRows(int pairs, int experts) { return pairs >= 96 * experts ? 128 : 64; }
+constexpr int ExpertTileRows(int pairs, int experts) {
+  return pairs >= 96 * experts ? 128 : pairs >= 32 * experts ? 64 : 32;
+}
 // Tiles that `pairs` pairs over `experts` experts can need at most.
 constexpr int MostExpertTiles(int pairs, int experts) {
   return pairs / ExpertTileRows(pairs, experts) + experts;

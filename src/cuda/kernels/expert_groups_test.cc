@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kExperts = 5;
 constexpr int kTopK = 3;
-constexpr int kHidden = 72;
+constexpr int kHidden = 192;
 
 struct Case {
   int tokens;
@@ -33,11 +33,12 @@ class ExpertGroupKernels : public testing::TestWithParam<Format> {
 };
 
 void ExpertGroupKernels::Compare(const Case& test) {
-  SCOPED_TRACE(testing::Message() << test.tokens << " tokens, width " << test.width);
-  const int width = test.width;
+  // Groups of quantised weights are whole.
+  const int width = GetParam().bits == 0 ? test.width : (test.width + 63) / 64 * 64;
   const Matrices up(GetParam(), kExperts, (test.gated ? 2 : 1) * width, kHidden, test.gated, 3);
   const Matrices down(GetParam(), kExperts, kHidden, width, false, 5);
   Numbers numbers(7);
+  SCOPED_TRACE(testing::Message() << test.tokens << " tokens, width " << width);
   const int in_stride = Bf16Stride(kHidden);
   const int inner_stride = Bf16Stride(width);
   std::vector<__nv_bfloat16> input;
@@ -127,9 +128,11 @@ void ExpertGroupKernels::Compare(const Case& test) {
   }
 }
 
-// Widths that tiles and units of eight divide and do not divide; few rows per expert and many.
+// Widths that tiles and units of eight divide and do not divide, of dense weights; few rows per
+// expert and many.
 TEST_P(ExpertGroupKernels, GatedBySilu) {
   Compare({50, 136, true, Activation::kSilu});
+  Compare({80, 136, true, Activation::kSilu});
   Compare({200, 44, true, Activation::kSilu});
 }
 TEST_P(ExpertGroupKernels, GatedByAnother) {
@@ -138,6 +141,7 @@ TEST_P(ExpertGroupKernels, GatedByAnother) {
 }
 TEST_P(ExpertGroupKernels, Ungated) {
   Compare({50, 136, false, Activation::kRelu2});
+  Compare({80, 43, false, Activation::kRelu2});
   Compare({200, 43, false, Activation::kRelu2});
   Compare({3, 20, false, Activation::kSigmoid});
 }
