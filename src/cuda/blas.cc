@@ -28,6 +28,7 @@ struct Library {
   decltype(&cublasLtMatmulDescSetAttribute) set_operation = nullptr;
   decltype(&cublasLtMatrixLayoutCreate) create_layout = nullptr;
   decltype(&cublasLtMatrixLayoutDestroy) destroy_layout = nullptr;
+  decltype(&cublasLtMatrixLayoutSetAttribute) set_layout = nullptr;
   decltype(&cublasLtMatmulPreferenceCreate) create_preference = nullptr;
   decltype(&cublasLtMatmulPreferenceDestroy) destroy_preference = nullptr;
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
@@ -57,6 +58,7 @@ Library Load() {
   find(library.set_operation, "cublasLtMatmulDescSetAttribute");
   find(library.create_layout, "cublasLtMatrixLayoutCreate");
   find(library.destroy_layout, "cublasLtMatrixLayoutDestroy");
+  find(library.set_layout, "cublasLtMatrixLayoutSetAttribute");
   find(library.create_preference, "cublasLtMatmulPreferenceCreate");
   find(library.destroy_preference, "cublasLtMatmulPreferenceDestroy");
   find(library.set_preference, "cublasLtMatmulPreferenceSetAttribute");
@@ -122,16 +124,25 @@ const DenseProducts::Plan& DenseProducts::PlanOf(const Shape& shape) {
   CheckBlas(Lt().set_operation(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                sizeof(transposed)),
             "cublasLtMatmulDescSetAttribute");
-  const auto layout = [](cublasLtMatrixLayout_t& out, cudaDataType type, int rows, int cols,
-                         int stride) {
+  const auto layout = [&](cublasLtMatrixLayout_t& out, cudaDataType type, int rows, int cols,
+                          int stride, int64_t step) {
     CheckBlas(Lt().create_layout(&out, type, static_cast<uint64_t>(rows),
                                  static_cast<uint64_t>(cols), stride),
               "cublasLtMatrixLayoutCreate");
+    if (shape.count == 1) return;
+    const int32_t count = shape.count;
+    CheckBlas(Lt().set_layout(out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)),
+              "cublasLtMatrixLayoutSetAttribute");
+    CheckBlas(
+        Lt().set_layout(out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof(step)),
+        "cublasLtMatrixLayoutSetAttribute");
   };
-  layout(plan->weights, CUDA_R_16BF, shape.cols, shape.rows, shape.weights_stride);
-  layout(plan->activations, CUDA_R_16BF, shape.cols, shape.tokens, shape.activations_stride);
+  layout(plan->weights, CUDA_R_16BF, shape.cols, shape.rows, shape.weights_stride,
+         shape.weights_step);
+  layout(plan->activations, CUDA_R_16BF, shape.cols, shape.tokens, shape.activations_stride,
+         shape.activations_step);
   layout(plan->output, shape.output_bf16 ? CUDA_R_16BF : CUDA_R_32F, shape.rows, shape.tokens,
-         shape.output_stride);
+         shape.output_stride, shape.output_step);
   cublasLtMatmulPreference_t preference = nullptr;
   CheckBlas(Lt().create_preference(&preference), "cublasLtMatmulPreferenceCreate");
   const size_t most = workspace_.bytes();
@@ -152,8 +163,9 @@ const DenseProducts::Plan& DenseProducts::PlanOf(const Shape& shape) {
 }
 
 void DenseProducts::Launch(const DenseProduct& p, const Stream& stream) {
-  const Plan& plan = PlanOf({p.tokens, p.rows, p.cols, p.activations_stride, p.weights_stride,
-                             p.output_stride, p.add, p.output_bf16});
+  const Plan& plan =
+      PlanOf({p.tokens, p.rows, p.cols, p.activations_stride, p.weights_stride, p.output_stride,
+              p.add, p.output_bf16, p.count, p.activations_step, p.weights_step, p.output_step});
   const float beta = p.add ? 1.0f : 0.0f;
   CheckBlas(
       Lt().multiply(Handle(handle_), plan.operation, &p.scale, p.weights, plan.weights,

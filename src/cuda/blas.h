@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <compare>
+#include <cstdint>
 #include <map>
 #include <memory>
 
@@ -28,6 +29,12 @@ struct DenseProduct {
   void* output = nullptr;
   int output_stride = 0;
   bool output_bf16 = false;  // else f32
+  // So many products at once; each one's matrices lie so many elements behind those of the one
+  // before, those of activations and weights a multiple of eight.
+  int count = 1;
+  int64_t activations_step = 0;
+  int64_t weights_step = 0;
+  int64_t output_step = 0;
 };
 
 // Which algorithm serves a shape is asked once; afterwards a product costs one launch and no
@@ -53,6 +60,10 @@ class DenseProducts {
     int output_stride;
     bool add;
     bool output_bf16;
+    int count;
+    int64_t activations_step;
+    int64_t weights_step;
+    int64_t output_step;
     auto operator<=>(const Shape&) const = default;
   };
   struct Plan;

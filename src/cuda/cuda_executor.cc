@@ -17,6 +17,7 @@
 #include "cuda/nvtx_range.h"
 #include "cuda/supported.h"
 #include "cuda/wide_ops.h"
+#include "cuda/wide_support.h"
 #include "program/batch_checks.h"
 
 namespace adder {
@@ -44,8 +45,9 @@ class CudaExecutor : public Executor {
   CudaExecutor(Program program, const CudaOptions& options)
       : program_((VerifyProgram(program), std::move(program))),
         f32_(options.f32),
-        wide_tokens_(options.f32 || !WideOps::Support(program_) ? std::numeric_limits<int>::max()
-                                                                : options.wide_tokens),
+        wide_tokens_(options.f32 || !PartWithoutWideKernel(program_).empty()
+                         ? std::numeric_limits<int>::max()
+                         : options.wide_tokens),
         wide_limit_(
             std::clamp(options.wide_rows / kPieceTokens * kPieceTokens, 512, kWideSliceRows)),
         unpacked_bytes_(options.unpacked_bytes),

@@ -1,8 +1,6 @@
 // Ops of mixers that few families have, and of residuals with rules of their own: NarrowOps puts
 // each together from one kernel or two.
-#include "cuda/kernels/attention_place.h"
 #include "cuda/kernels/causal_conv.h"
-#include "cuda/kernels/head_mix.h"
 #include "cuda/kernels/lightning.h"
 #include "cuda/kernels/rg_lru.h"
 #include "cuda/kernels/rwkv7.h"
@@ -90,7 +88,7 @@ void NarrowOps::Launch(const JoinOp& op) {
 }
 
 void NarrowOps::Launch(const NormAddOp& op) {
-  if (op.norm.centered) {
+  if (op.norm.centered || op.norm.weight == kNoId) {
     RowUpdateParams update = UpdateParams(op.input, op.output);
     update.norm = MakeRowNorm(op.norm);
     update.scale = op.scale;
@@ -139,23 +137,7 @@ void NarrowOps::Launch(const HeadsLinearOp& op) {
 }
 
 void NarrowOps::Launch(const HeadMixOp& op) {
-  const HeadMixing& mixing = *op.mixer.mixing;
-  HeadMixParams params;
-  params.heads = Narrow(op.mixer.heads);
-  params.kv_heads = Narrow(op.mixer.kv_heads);
-  params.head_dim = Narrow(op.mixer.head_dim);
-  params.taps = Narrow(mixing.taps);
-  params.group_taps = Narrow(mixing.group_taps);
-  params.conv_weight = weights_.vector(mixing.conv_weight);
-  params.conv_bias = weights_.vector(mixing.conv_bias);
-  params.group_weight = weights_.vector(mixing.group_weight);
-  params.group_bias = weights_.vector(mixing.group_bias);
-  params.conv_offset = state_.RecurrentOffset(op.conv_state);
-  params.value_offset = state_.RecurrentOffset(op.value_state);
-  params.runs = slice_.runs;
-  params.run_count = slice_.run_count;
-  params.rows = slice_.rows;
-  params.row_runs = slice_.row_runs;
+  HeadMixParams params = MixerParams(op, weights_, state_, slice_);
   params.input = Values(op.input);
   params.output = Values(op.output);
   params.stride = Stride(op.input);
@@ -164,18 +146,12 @@ void NarrowOps::Launch(const HeadMixOp& op) {
 
 void NarrowOps::Launch(const LatentAttentionOp& op) {
   const LatentAttention& m = op.mixer;
-  LatentPlaceParams place;
-  place.query = Values(op.query);
-  place.query_stride = Stride(op.query);
-  place.nope_dim = Narrow(m.nope_dim);
+  LatentPlaceParams place = MixerParams(op, program_, weights_, state_, slice_);
+  PlaceInputs(
+      op, program_, [this](BufferId id) { return Values(id); }, place);
   place.absorbed = Values(op.absorbed);
   place.absorbed_stride = Stride(op.absorbed);
-  place.kv = Values(op.kv);
-  place.kv_stride = Stride(op.kv);
-  place.norm_weight = weights_.vector(m.kv_norm.weight);
-  place.norm_eps = m.kv_norm.eps;
   AttentionParams& params = place.attention;
-  params = LatentParams(op, program_, weights_, state_, slice_);
   params.qkv = mixed_;
   params.qkv_stride = Narrow(m.heads * m.key_dim());
   params.output = Values(op.output);

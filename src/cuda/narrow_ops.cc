@@ -294,28 +294,16 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
   shape.unpacked = tiled_weights_.Find(params.matrix, params.norm_weight);
   LaunchLinear(params, shape, stream_.get());
   if (!finishes) return;
-  FinishParams finish = FinishOf(op.output, tokens, params.matrix.rows);
+  FinishParams finish;
+  if (!GatesRowsAlone(op)) finish = FinishRules(op, weights_);
   finish.products = params.output;
   finish.products_stride = params.output_stride;
+  finish.rows = tokens;
+  finish.width = Width(op.output);
   if (op.row_gate != kNoId) {
     finish.row_gate = Values(op.row_gate);
     finish.row_gate_stride = Stride(op.row_gate);
   }
-  if (GatesRowsAlone(op)) {
-    LaunchFinish(finish, stream_.get());
-    return;
-  }
-  finish.input_scale = op.linear.input_scale;
-  finish.bias = weights_.vector(op.linear.bias);
-  int end = 0;
-  for (const RowScale& scale : op.linear.row_scales) {
-    end += Narrow(scale.rows);
-    finish.factor_ends[finish.factor_count] = end;
-    finish.factors[finish.factor_count++] = scale.factor;
-  }
-  finish.gated = op.epilogue == Epilogue::kGated;
-  finish.activates = op.epilogue == Epilogue::kActivate;
-  finish.activation = op.activation;
   if (op.addend != kNoId) {
     finish.addend = Values(op.addend);
     finish.addend_stride = Stride(op.addend);
@@ -324,24 +312,11 @@ void NarrowOps::LaunchLinearOp(const LinearOp& op, int tokens, const float* inpu
     finish.factor = Values(op.factor) + op.factor_column;
     finish.factor_stride = Stride(op.factor);
   }
-  finish.scale = op.scale;
-  finish.cap = op.cap;
-  finish.adds = op.epilogue == Epilogue::kAdd;
+  finish.output = Values(op.output);
+  finish.output_stride = Stride(op.output);
+  finish.rounded_output = RoundedOutput(op.output);
+  finish.rounded_output_stride = RoundedStride(op.output);
   LaunchFinish(finish, stream_.get());
-}
-
-// What becomes of products_, which hold `product_rows` rows of a matrix per token.
-FinishParams NarrowOps::FinishOf(BufferId output, int rows, int product_rows) {
-  FinishParams finish;
-  finish.products = products_;
-  finish.products_stride = StrideOf(product_rows);
-  finish.rows = rows;
-  finish.width = Width(output);
-  finish.output = Values(output);
-  finish.output_stride = Stride(output);
-  finish.rounded_output = RoundedOutput(output);
-  finish.rounded_output_stride = RoundedStride(output);
-  return finish;
 }
 
 void NarrowOps::SetEpilogue(const LinearOp& op, LinearParams& params) const {

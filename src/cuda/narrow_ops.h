@@ -12,7 +12,6 @@
 #include "cuda/device_weights.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/linear.h"
-#include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/row_update.h"
@@ -93,7 +92,6 @@ class NarrowOps {
   RouteParams RouteOf(const RouterOp& op) const;
   ExpertParams GatesOf(const ExpertGateUpOp& op, const RouterOp* router) const;
   void SetEpilogue(const LinearOp& op, LinearParams& params) const;
-  FinishParams FinishOf(BufferId output, int rows, int product_rows);
   void Launch(const EmbedOp& op);
   void Launch(const LinearOp& op);
   void Launch(const NormAddOp& op);

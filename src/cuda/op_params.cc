@@ -108,6 +108,46 @@ GatedDeltaParams MixerParams(const GatedDeltaOp& op, const DeviceWeights& weight
   return params;
 }
 
+FinishParams FinishRules(const LinearOp& op, const DeviceWeights& weights) {
+  FinishParams finish;
+  finish.input_scale = op.linear.input_scale;
+  finish.bias = weights.vector(op.linear.bias);
+  int end = 0;
+  for (const RowScale& scale : op.linear.row_scales) {
+    end += Narrow(scale.rows);
+    finish.factor_ends[finish.factor_count] = end;
+    finish.factors[finish.factor_count++] = scale.factor;
+  }
+  finish.gated = op.epilogue == Epilogue::kGated;
+  finish.activates = op.epilogue == Epilogue::kActivate;
+  finish.activation = op.activation;
+  finish.scale = op.scale;
+  finish.cap = op.cap;
+  finish.adds = op.epilogue == Epilogue::kAdd;
+  return finish;
+}
+
+HeadMixParams MixerParams(const HeadMixOp& op, const DeviceWeights& weights,
+                          const DeviceState& state, const Slice& slice) {
+  const HeadMixing& mixing = *op.mixer.mixing;
+  HeadMixParams params;
+  params.heads = Narrow(op.mixer.heads);
+  params.kv_heads = Narrow(op.mixer.kv_heads);
+  params.head_dim = Narrow(op.mixer.head_dim);
+  params.taps = Narrow(mixing.taps);
+  params.group_taps = Narrow(mixing.group_taps);
+  params.conv_weight = weights.vector(mixing.conv_weight);
+  params.conv_bias = weights.vector(mixing.conv_bias);
+  params.group_weight = weights.vector(mixing.group_weight);
+  params.group_bias = weights.vector(mixing.group_bias);
+  params.conv_offset = state.RecurrentOffset(op.conv_state);
+  params.value_offset = state.RecurrentOffset(op.value_state);
+  SetRuns(slice, params);
+  params.rows = slice.rows;
+  params.row_runs = slice.row_runs;
+  return params;
+}
+
 CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
                              const DeviceState& state, const Slice& slice) {
   CausalConvParams params;
@@ -259,17 +299,22 @@ AttentionParams MixerParams(const AttentionOp& op, const Program& program,
   return params;
 }
 
-AttentionParams LatentParams(const LatentAttentionOp& op, const Program& program,
-                             const DeviceWeights& weights, const DeviceState& state,
-                             const Slice& slice) {
+LatentPlaceParams MixerParams(const LatentAttentionOp& op, const Program& program,
+                              const DeviceWeights& weights, const DeviceState& state,
+                              const Slice& slice) {
   const LatentAttention& m = op.mixer;
-  AttentionParams params = PagedParams(m.rope, op.state, program, weights, state, slice);
+  LatentPlaceParams place;
+  place.nope_dim = Narrow(m.nope_dim);
+  place.norm_weight = weights.vector(m.kv_norm.weight);
+  place.norm_eps = m.kv_norm.eps;
+  AttentionParams& params = place.attention;
+  params = PagedParams(m.rope, op.state, program, weights, state, slice);
   params.heads = Narrow(m.heads);
   params.kv_heads = 1;
   params.head_dim = Narrow(m.key_dim());
   params.latent = Narrow(m.latent);
   params.scale = m.scale;
-  return params;
+  return place;
 }
 
 }  // namespace adder::cuda

@@ -3,9 +3,11 @@
 
 #include "cuda/device_state.h"
 #include "cuda/device_weights.h"
-#include "cuda/kernels/attention.h"
+#include "cuda/kernels/attention_place.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/gated_delta.h"
+#include "cuda/kernels/head_mix.h"
+#include "cuda/kernels/linear_finish.h"
 #include "cuda/kernels/mamba1.h"
 #include "cuda/kernels/mamba2.h"
 #include "cuda/kernels/rg_lru.h"
@@ -43,6 +45,11 @@ void PlaceInputs(const GatedDeltaOp& op, const Program& program, Values values,
   params.gate = m.gate_proj ? values(op.gate) : params.beta + m.value_heads + own_decays;
   params.gate_stride = BufferStride(program, m.gate_proj ? op.gate : op.projected);
 }
+// What becomes of a linear op's products, without the buffers.
+FinishParams FinishRules(const LinearOp& op, const DeviceWeights& weights);
+// All but the activations.
+HeadMixParams MixerParams(const HeadMixOp& op, const DeviceWeights& weights,
+                          const DeviceState& state, const Slice& slice);
 // All but the activations.
 CausalConvParams MixerParams(const CausalConvOp& op, const DeviceWeights& weights,
                              const DeviceState& state, const Slice& slice);
@@ -83,8 +90,18 @@ AttentionParams MixerParams(const AttentionOp& op, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,
                             const Slice& slice);
 // The same of latent attention, whose keys are one head.
-AttentionParams LatentParams(const LatentAttentionOp& op, const Program& program,
-                             const DeviceWeights& weights, const DeviceState& state,
-                             const Slice& slice);
+LatentPlaceParams MixerParams(const LatentAttentionOp& op, const Program& program,
+                              const DeviceWeights& weights, const DeviceState& state,
+                              const Slice& slice);
+// Where latent attention finds queries and keys but for `absorbed`; values(id) is where a buffer
+// lies.
+template <class Values>
+void PlaceInputs(const LatentAttentionOp& op, const Program& program, Values values,
+                 LatentPlaceParams& params) {
+  params.query = values(op.query);
+  params.query_stride = BufferStride(program, op.query);
+  params.kv = values(op.kv);
+  params.kv_stride = BufferStride(program, op.kv);
+}
 
 }  // namespace adder::cuda

@@ -1,5 +1,5 @@
 // Mixers of WideOps.
-#include "cuda/kernels/attention_chunks.h"
+#include "cuda/kernels/attention_wide_heads.h"
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/gated_delta_chunks.h"
 #include "cuda/kernels/mamba1_chunks.h"
@@ -19,7 +19,7 @@ template <class Params>
 void SetPieces(const Slice& slice, Params& params) {
   params.pieces = slice.pieces;
   params.piece_count = slice.piece_count;
-  params.first_pieces = slice.first_pieces;
+  if constexpr (requires { params.first_pieces; }) params.first_pieces = slice.first_pieces;
 }
 
 }  // namespace
@@ -207,14 +207,7 @@ void WideOps::Launch(const TokenShiftOp& op, const Slice& slice) {
   params.input = Values(op.input);
   params.input_stride = Stride(op.input);
   if (op.norm) {
-    RowUpdateParams update;
-    update.norm = MakeRowNorm(*op.norm, program_, weights_);
-    update.input = params.input;
-    update.input_stride = update.output_stride = params.input_stride;
-    update.rows = slice.rows;
-    update.width = params.width;
-    update.output = widened_;
-    LaunchRowUpdate(update, stream_.get());
+    NormRows(*op.norm, op.input, slice.rows, params.input, widened_);
     params.input = widened_;
   }
   params.rounded_output = reinterpret_cast<uint16_t*>(Bf16Values(op.output));
@@ -252,13 +245,41 @@ void WideOps::Launch(const GatedDeltaOp& op, const Slice& slice) {
   LaunchGatedDeltaChunks(params, stream_.get());
 }
 
+void WideOps::Launch(const HeadMixOp& op, const Slice& slice) {
+  HeadMixParams params = MixerParams(op, weights_, state_, slice);
+  params.input = Values(op.input);
+  params.output = F32Values(op.output);
+  params.stride = Stride(op.input);
+  LaunchHeadMix(params, slice.most_tokens, stream_.get());
+}
+
+void WideOps::Launch(const LatentAttentionOp& op, const Slice& slice) {
+  LatentPlaceParams place = MixerParams(op, program_, weights_, state_, slice);
+  PlaceInputs(
+      op, program_, [this](BufferId id) { return Values(id); }, place);
+  AttentionChunkParams params;
+  params.attention = place.attention;
+  SetPieces(slice, params);
+  // Of the queries the attention takes care.
+  place.attention.heads = 0;
+  LaunchLatentPlace(place, stream_.get());
+  LatentQueries queries;
+  queries.absorbed = reinterpret_cast<const __nv_bfloat16*>(Values(op.absorbed));
+  queries.absorbed_stride = Bf16Stride(Width(op.absorbed));
+  queries.query = place.query;
+  queries.query_stride = place.query_stride;
+  queries.nope_dim = place.nope_dim;
+  params.output = Bf16Values(op.output);
+  params.output_stride = Bf16Stride(Width(op.output));
+  LaunchLatentChunks(params, queries, stream_.get());
+}
+
 void WideOps::Launch(const AttentionOp& op, const Slice& slice) {
   AttentionChunkParams params;
   params.attention = MixerParams(op, program_, weights_, state_, slice);
   params.attention.qkv = Values(op.input);
   params.attention.qkv_stride = Stride(op.input);
-  params.pieces = slice.pieces;
-  params.piece_count = slice.piece_count;
+  SetPieces(slice, params);
   LaunchKvAppend(params.attention, stream_.get());
   params.output = Bf16Values(op.output);
   params.output_stride = Bf16Stride(Width(op.output));

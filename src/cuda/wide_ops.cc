@@ -12,8 +12,10 @@
 #include "cuda/kernels/row_update.h"
 #include "cuda/kernels/ruled_rows.h"
 #include "cuda/kernels/rwkv7_chunks.h"
+#include "cuda/kernels/selection.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
+#include "cuda/wide_support.h"
 
 namespace adder::cuda {
 namespace {
@@ -46,98 +48,34 @@ struct ScratchSizes {
   size_t expert_tiles = 0;
 };
 
-size_t UnpackedBytes(const PackedMatrix& matrix) {
-  return static_cast<size_t>(int64_t{matrix.rows} * Bf16Stride(matrix.cols)) *
-         sizeof(__nv_bfloat16);
+// In elements, of so many matrices.
+int64_t UnpackedSize(const PackedMatrix& matrix, size_t count) {
+  return static_cast<int64_t>(count) * matrix.rows * Bf16Stride(matrix.cols);
+}
+size_t UnpackedBytes(const PackedMatrix& matrix, size_t count) {
+  const size_t bytes = static_cast<size_t>(UnpackedSize(matrix, count)) * sizeof(__nv_bfloat16);
+  return (bytes + 255) / 256 * 256;
 }
 
 void Raise(size_t& size, int64_t value) { size = std::max(size, static_cast<size_t>(value)); }
 
-// The matrix of an op that is a dense product here, or part of one; kNoId: there is none.
-MatrixId DenseMatrix(const Op& op) {
+// The matrices of an op that is a dense product here, or part of one, of which all have one shape;
+// empty: there is none.
+std::vector<MatrixId> DenseMatrices(const Op& op) {
   if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-    return linear->logits_rows_only ? kNoId : linear->linear.weight;
+    if (linear->logits_rows_only) return {};
+    return {linear->linear.weight};
   }
-  if (const auto* router = std::get_if<RouterOp>(&op.body)) return router->router.weight;
+  if (const auto* router = std::get_if<RouterOp>(&op.body)) return {router->router.weight};
   if (const auto* scan = std::get_if<Mamba2SelectedOp>(&op.body)) {
-    return scan->mixer.selection->dt_proj.weight;
+    return {scan->mixer.selection->dt_proj.weight};
   }
-  if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) return scan->mixer.dt_proj.weight;
-  return kNoId;
-}
-
-// Whether all that comes behind an activation is a factor of each element.
-bool HasFactorAlone(const LinearOp& op) {
-  return op.epilogue == Epilogue::kActivate && op.factor != kNoId && op.row_gate == kNoId &&
-         op.addend == kNoId && op.cap == 0;
-}
-
-// Whether LaunchBf16Norm has such a norm, which reads groups four values at a time; true for none.
-bool NormsRows(const std::optional<RmsNorm>& norm, int64_t width) {
-  if (!norm) return true;
-  if (norm->centered || norm->weight == kNoId) return false;
-  return norm->groups == 1 || width / norm->groups % 4 == 0;
+  if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) return {scan->mixer.dt_proj.weight};
+  if (const auto* heads = std::get_if<HeadsLinearOp>(&op.body)) return heads->matrices;
+  return {};
 }
 
 }  // namespace
-
-bool WideOps::Support(const Program& program) {
-  for (const Op& op : program.ops) {
-    const bool known = std::visit(
-        [](const auto& body) { return kHasWideKernels<std::decay_t<decltype(body)>>; }, op.body);
-    if (!known) return false;
-    if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
-      const Mamba2& m = mamba->mixer;
-      if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), Narrow(m.d_conv))) {
-        return false;
-      }
-      if (m.norm_before_gate && !NormsRows(m.gated_norm, m.inner())) return false;
-    } else if (const auto* selected = std::get_if<Mamba2SelectedOp>(&op.body)) {
-      const Mamba2& m = selected->mixer;
-      if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.d_state), 1)) return false;
-      if (m.d_conv > kMostConvTaps) return false;
-    } else if (const auto* scan = std::get_if<Mamba1ScanOp>(&op.body)) {
-      if (scan->mixer.inner % 8 != 0 || scan->mixer.d_conv > kMostConvTaps) return false;
-    } else if (const auto* lru = std::get_if<RgLruOp>(&op.body)) {
-      if (!RgLruChunksSupport(Narrow(lru->mixer.block()))) return false;
-      if (lru->mixer.d_conv > kMostConvTaps) return false;
-    } else if (const auto* lightning = std::get_if<LightningOp>(&op.body)) {
-      const LightningAttention& m = lightning->mixer;
-      if (!Mamba2ChunksSupport(Narrow(m.head_dim), Narrow(m.head_dim), 1)) return false;
-      if (!NormsRows(m.norm, m.width())) return false;
-    } else if (const auto* delta = std::get_if<GatedDeltaOp>(&op.body)) {
-      const GatedDelta& m = delta->mixer;
-      if (!GatedDeltaChunksSupport(Narrow(m.key_dim), Narrow(m.value_dim))) return false;
-      // Gates are read two at a time.
-      if (!m.gate_proj && (m.in_proj_rows() - m.values()) % 2 != 0) return false;
-    } else if (const auto* added = std::get_if<NormAddOp>(&op.body)) {
-      if (added->norm.centered || added->norm.weight == kNoId) return false;
-    } else if (const auto* rwkv = std::get_if<Rwkv7Op>(&op.body)) {
-      if (!Rwkv7ChunksSupport(Narrow(rwkv->mixer.head_dim))) return false;
-    } else if (const auto* attention = std::get_if<AttentionOp>(&op.body)) {
-      if (!attention->mixer.owns_kv()) return false;
-      if (!AttentionChunksSupport(Narrow(attention->mixer.head_dim),
-                                  Narrow(program.layout.page_positions))) {
-        return false;
-      }
-    } else if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
-      if (linear->logits_rows_only) continue;  // not one of these kernels'
-      if (NeedsFinish(*linear) && !GatesRowsAlone(*linear) && !HasFactorAlone(*linear))
-        return false;
-      if (linear->input_begin > 0 && linear->input_begin % 8 != 0) return false;
-      const bool refused = linear->epilogue == Epilogue::kAdd || linear->row_gate != kNoId;
-      if (NeedsRule(*linear) && refused) return false;
-      const int64_t width = program.buffers[static_cast<size_t>(linear->input)].width;
-      if (!NormsRows(linear->norm, width)) return false;
-    } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
-      if (router->routing.idle > 0 || router->router.scaled()) return false;
-      if (router->experts > kMostGroupedExperts) return false;
-    } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
-      if (NeedsRule(*gate_up) || gate_up->intermediate % 8 != 0) return false;
-    }
-  }
-  return true;
-}
 
 WideOps::WideOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
                  const Stream& stream, int multiprocessors, const WideLimits& limits)
@@ -147,7 +85,7 @@ WideOps::WideOps(const Program& program, const DeviceWeights& weights, const Dev
       stream_(stream),
       multiprocessors_(multiprocessors),
       rows_(limits.rows),
-      is_bf16_(program.buffers.size(), false) {
+      bf16_parts_(program.buffers.size(), 0) {
   KeepUnpacked(limits.kept_bytes);
   while (rows_ >= kFewestRows && PlaceBuffers(nullptr) > limits.buffer_bytes) rows_ /= 2;
   rows_ = rows_ < kFewestRows ? 0 : rows_ / kRowStep * kRowStep;
@@ -160,20 +98,22 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
   const int64_t rows = rows_;
   ScratchSizes sizes;
   for (const Op& op : program_.ops) {
-    if (const MatrixId id = DenseMatrix(op); id != kNoId) {
-      const PackedMatrix& matrix = weights_.matrix(id);
-      Raise(sizes.activations, rows * Bf16Stride(matrix.cols));
-      if (kept_.count(matrix.data) == 0) {
-        Raise(sizes.unpacked, int64_t{matrix.rows} * Bf16Stride(matrix.cols));
-      }
+    if (const std::vector<MatrixId> ids = DenseMatrices(op); !ids.empty()) {
+      const PackedMatrix& matrix = weights_.stack(ids);
+      Raise(sizes.activations, rows * Bf16Stride(matrix.cols) * static_cast<int64_t>(ids.size()));
+      if (kept_.count(matrix.data) == 0) Raise(sizes.unpacked, UnpackedSize(matrix, ids.size()));
     }
     if (const auto* linear = std::get_if<LinearOp>(&op.body)) {
       if (linear->logits_rows_only) continue;
       const PackedMatrix& matrix = weights_.matrix(linear->linear.weight);
       Raise(sizes.activations, rows * Bf16Stride(Width(linear->input)));
-      if (linear->epilogue == Epilogue::kGated || linear->epilogue == Epilogue::kActivate) {
+      if (FinishesProducts(*linear)) {
+        Raise(sizes.step_rows, rows * RowStride(matrix.rows));
+      } else if (linear->epilogue == Epilogue::kGated || linear->epilogue == Epilogue::kActivate) {
         Raise(sizes.gates, rows * Bf16Stride(matrix.rows));
       }
+    } else if (const auto* heads = std::get_if<HeadsLinearOp>(&op.body)) {
+      Raise(sizes.activations, rows * Bf16Stride(Width(heads->input)));
     } else if (const auto* mamba = std::get_if<Mamba2Op>(&op.body)) {
       const Mamba2& m = mamba->mixer;
       Raise(sizes.convolved, rows * m.conv_channels());
@@ -216,8 +156,8 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
     } else if (const auto* router = std::get_if<RouterOp>(&op.body)) {
       Raise(sizes.scores, rows * RowStride(weights_.matrix(router->router.weight).rows));
       Raise(sizes.expert_order, rows * router->top_k);
-      // Never more than tiles of the smaller kind.
-      Raise(sizes.expert_tiles, rows * router->top_k / 64 + router->experts);
+      // Tiles of 32 rows, which few pairs have, are two per expert at most.
+      Raise(sizes.expert_tiles, rows * router->top_k / 64 + 2 * router->experts);
     } else if (const auto* gate_up = std::get_if<ExpertGateUpOp>(&op.body)) {
       Raise(sizes.activations, rows * Bf16Stride(weights_.stack(gate_up->gate_up).cols));
     } else if (const auto* down = std::get_if<ExpertDownOp>(&op.body)) {
@@ -260,31 +200,31 @@ size_t WideOps::PlaceBuffers(std::byte* base) {
 }
 
 void WideOps::KeepUnpacked(size_t most_bytes) {
-  std::vector<const PackedMatrix*> matrices;
+  std::vector<std::pair<const PackedMatrix*, size_t>> stacks;
   size_t total = 0;
   for (const Op& op : program_.ops) {
-    const MatrixId id = DenseMatrix(op);
-    if (id == kNoId) continue;
-    const PackedMatrix& matrix = weights_.matrix(id);
-    const size_t bytes = (UnpackedBytes(matrix) + 255) / 256 * 256;
+    const std::vector<MatrixId> ids = DenseMatrices(op);
+    if (ids.empty()) continue;
+    const PackedMatrix& matrix = weights_.stack(ids);
+    const size_t bytes = UnpackedBytes(matrix, ids.size());
     if (total + bytes > most_bytes || !kept_.emplace(matrix.data, nullptr).second) continue;
-    matrices.push_back(&matrix);
+    stacks.emplace_back(&matrix, ids.size());
     total += bytes;
   }
   kept_memory_ = DeviceMemory(total);
   auto* to = kept_memory_.as<std::byte>();
-  for (const PackedMatrix* matrix : matrices) {
+  for (const auto& [matrix, count] : stacks) {
     auto* rows = reinterpret_cast<__nv_bfloat16*>(to);
-    LaunchUnpack(*matrix, 0, rows, stream_.get());
+    LaunchUnpack(*matrix, static_cast<int>(count), rows, stream_.get());
     kept_[matrix->data] = rows;
-    to += (UnpackedBytes(*matrix) + 255) / 256 * 256;
+    to += UnpackedBytes(*matrix, count);
   }
 }
 
-const __nv_bfloat16* WideOps::Unpacked(const PackedMatrix& matrix) {
+const __nv_bfloat16* WideOps::Unpacked(const PackedMatrix& matrix, int count) {
   const auto found = kept_.find(matrix.data);
   if (found != kept_.end()) return found->second;
-  LaunchUnpack(matrix, 0, unpacked_, stream_.get());
+  LaunchUnpack(matrix, count, unpacked_, stream_.get());
   return unpacked_;
 }
 
@@ -292,34 +232,35 @@ int WideOps::Width(BufferId id) const { return BufferWidth(program_, id); }
 int WideOps::Stride(BufferId id) const { return BufferStride(program_, id); }
 
 float* WideOps::F32Values(BufferId id) {
-  is_bf16_[static_cast<size_t>(id)] = false;
+  bf16_parts_[static_cast<size_t>(id)] = 0;
   if (normalized_ == id) normalized_ = kNoId;
   return Values(id);
 }
 
-__nv_bfloat16* WideOps::Bf16Values(BufferId id) {
-  is_bf16_[static_cast<size_t>(id)] = true;
+__nv_bfloat16* WideOps::Bf16Values(BufferId id, int parts) {
+  bf16_parts_[static_cast<size_t>(id)] = parts;
   if (normalized_ == id) normalized_ = kNoId;
   return reinterpret_cast<__nv_bfloat16*>(Values(id));
 }
 
 float* WideOps::WidenedValues(BufferId id, int rows) {
-  if (!is_bf16_[static_cast<size_t>(id)]) return Values(id);
-  LaunchWiden(reinterpret_cast<const __nv_bfloat16*>(Values(id)), rows, Width(id), widened_,
-              Stride(id), stream_.get());
+  if (!IsBf16(id)) return Values(id);
+  LaunchWiden(reinterpret_cast<const __nv_bfloat16*>(Values(id)), rows, Width(id),
+              bf16_parts_[static_cast<size_t>(id)], widened_, Stride(id), stream_.get());
   return widened_;
 }
 
 WideOps::Bf16Rows WideOps::Activations(BufferId id, const std::optional<RmsNorm>& norm, int rows) {
-  if (is_bf16_[static_cast<size_t>(id)] && !norm) {
+  if (IsBf16(id) && !norm) {
     return {reinterpret_cast<const __nv_bfloat16*>(Values(id)), Width(id)};
   }
   // The ops of a block that read the residual share one norm.
   if (norm && normalized_ == id && norm_weight_ == norm->weight) return {activations_, Width(id)};
   normalized_ = norm ? id : kNoId;
   norm_weight_ = norm ? norm->weight : kNoId;
+  if (!NormsRows(norm, Width(id))) return OddlyNormed(id, *norm, rows);
   Bf16NormParams params;
-  if (is_bf16_[static_cast<size_t>(id)]) {
+  if (IsBf16(id)) {
     params.bf16_input = reinterpret_cast<const __nv_bfloat16*>(Values(id));
     params.stride = Bf16Stride(Width(id));
   } else {
@@ -338,6 +279,29 @@ WideOps::Bf16Rows WideOps::Activations(BufferId id, const std::optional<RmsNorm>
   return {activations_, Width(id)};
 }
 
+WideOps::Bf16Rows WideOps::OddlyNormed(BufferId id, const RmsNorm& norm, int rows) {
+  NormRows(norm, id, rows, WidenedValues(id, rows), widened_);
+  Bf16NormParams rounding;
+  rounding.input = widened_;
+  rounding.stride = Stride(id);
+  rounding.rows = rows;
+  rounding.width = Width(id);
+  rounding.output = activations_;
+  LaunchBf16Norm(rounding, stream_.get());
+  return {activations_, Width(id)};
+}
+
+void WideOps::RoundColumns(BufferId id, int begin, int width, int rows, __nv_bfloat16* output) {
+  RoundedParts parts;
+  parts.rows = rows;
+  parts.input = WidenedValues(id, rows);
+  parts.input_stride = Stride(id);
+  parts.count = 1;
+  parts.parts[0] = {begin, width, {}, output, Bf16Stride(width)};
+  normalized_ = kNoId;
+  LaunchRoundParts(parts, stream_.get());
+}
+
 // `product` says what becomes of the result.
 void WideOps::Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int rows,
                        DenseProduct product) {
@@ -346,37 +310,33 @@ void WideOps::Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int ro
   product.cols = matrix.cols;
   product.activations = input.data;
   product.activations_stride = Bf16Stride(input.width);
-  product.weights = Unpacked(matrix);
+  product.weights = Unpacked(matrix, product.count);
   product.weights_stride = Bf16Stride(matrix.cols);
   products_.Launch(product, stream_);
 }
 
 void WideOps::Launch(const Op& op, const Slice& slice) {
-  std::visit(
-      [&](const auto& body) {
-        if constexpr (kHasWideKernels<std::decay_t<decltype(body)>>) Launch(body, slice);
-      },
-      op.body);
+  std::visit([&](const auto& body) { Launch(body, slice); }, op.body);
 }
 
 void WideOps::Launch(const EmbedOp& op, const Slice& slice) {
   LaunchEmbed(weights_.matrix(op.embedding), slice.tokens, slice.rows, op.scale,
               F32Values(op.output), Stride(op.output), nullptr, 0, stream_.get());
-  if (!op.norm) return;
-  RowUpdateParams update;
-  update.norm = MakeRowNorm(*op.norm, program_, weights_);
-  update.input = update.output = Values(op.output);
-  update.input_stride = update.output_stride = Stride(op.output);
-  update.rows = slice.rows;
-  update.width = Width(op.output);
-  LaunchRowUpdate(update, stream_.get());
+  if (op.norm) NormRows(*op.norm, op.output, slice.rows, Values(op.output), Values(op.output));
 }
 
 void WideOps::Launch(const LinearOp& op, const Slice& slice) {
   const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
   const float* bias = weights_.vector(op.linear.bias);
-  Bf16Rows input = Activations(op.input, op.norm, slice.rows);
-  if (op.input_begin > 0) input.data += op.input_begin;
+  Bf16Rows input;
+  if (op.input_begin > 0 && op.input_begin % 8 != 0) {
+    RoundColumns(op.input, Narrow(op.input_begin), matrix.cols, slice.rows, activations_);
+    input = {activations_, matrix.cols};
+  } else {
+    input = Activations(op.input, op.norm, slice.rows);
+    if (op.input_begin > 0) input.data += op.input_begin;
+  }
+  if (FinishesProducts(op)) return LaunchFinished(op, input, slice.rows);
   if (NeedsRule(op) || op.factor != kNoId) return LaunchRuled(op, input, slice.rows);
   DenseProduct product;
   if (op.epilogue == Epilogue::kGated) {
@@ -441,94 +401,61 @@ void WideOps::LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows) {
   LaunchRuledRows(ruled, stream_.get());
 }
 
-void WideOps::Launch(const UpdateOp& op, const Slice& slice) {
-  RowUpdateParams update = RulesOf(op, program_, weights_);
-  update.input = WidenedValues(op.input, slice.rows);
-  update.input_stride = Stride(op.input);
-  update.rows = slice.rows;
-  update.width = Width(op.input);
-  update.output = F32Values(op.output);
-  update.output_stride = Stride(op.output);
-  LaunchRowUpdate(update, stream_.get());
-}
-
-void WideOps::Launch(const NormAddOp& op, const Slice& slice) {
-  RmsNormParams params;
-  params.input = Values(op.input);
-  params.stride = Stride(op.input);
-  params.rows = slice.rows;
-  params.width = Width(op.input);
-  params.groups = Narrow(op.norm.groups);
-  params.weight = weights_.vector(op.norm.weight);
-  params.eps = op.norm.eps;
-  params.epilogue = NormEpilogue::kAdd;
-  params.scale = op.scale;
-  params.output = F32Values(op.output);
-  LaunchRmsNorm(params, stream_.get());
-}
-
-ExpertGroups WideOps::Groups(BufferId routing, int64_t top_k, size_t experts, int rows) const {
-  ExpertGroups groups;
-  groups.tokens = rows;
-  groups.top_k = Narrow(top_k);
-  groups.experts = static_cast<int>(experts);
-  groups.routing = Values(routing);
-  groups.routing_stride = Stride(routing);
-  groups.chosen = expert_chosen_;
-  groups.order = expert_order_;
-  groups.tiles = expert_tiles_;
-  groups.tile_count = expert_tile_count_;
-  return groups;
-}
-
-ExpertGroups WideOps::Grouped(BufferId routing, int64_t top_k, size_t experts, int rows) {
-  const ExpertGroups groups = Groups(routing, top_k, experts, rows);
-  if (grouped_ != routing) LaunchGroupExperts(groups, stream_.get());
-  grouped_ = routing;
-  return groups;
-}
-
-void WideOps::Launch(const RouterOp& op, const Slice& slice) {
-  const PackedMatrix& matrix = weights_.matrix(op.router.weight);
+void WideOps::LaunchFinished(const LinearOp& op, const Bf16Rows& input, int rows) {
+  const PackedMatrix& matrix = weights_.matrix(op.linear.weight);
   DenseProduct product;
-  product.output = scores_;
-  product.output_stride = RowStride(matrix.rows);
-  Multiply(matrix, Activations(op.input, op.norm, slice.rows), slice.rows, product);
-  if (const float* bias = weights_.vector(op.router.bias)) {
-    LaunchAddBias(bias, 1, slice.rows, matrix.rows, scores_, product.output_stride, stream_.get());
+  product.output = step_rows_;
+  product.output_stride = Narrow(RowStride(matrix.rows));
+  Multiply(matrix, input, rows, product);
+  FinishParams finish = FinishRules(op, weights_);
+  finish.products = step_rows_;
+  finish.products_stride = product.output_stride;
+  finish.rows = rows;
+  finish.width = Width(op.output);
+  if (op.row_gate != kNoId) {
+    finish.row_gate = Values(op.row_gate);
+    finish.row_gate_stride = Stride(op.row_gate);
   }
-  const ExpertGroups groups =
-      Groups(op.output, op.top_k, static_cast<size_t>(op.experts), slice.rows);
-  F32Values(op.output);
-  if (op.routing.plain()) {
-    LaunchChooseExperts(scores_, product.output_stride, groups, stream_.get());
+  if (op.addend != kNoId) {
+    finish.addend = WidenedValues(op.addend, rows);
+    finish.addend_stride = Stride(op.addend);
+  }
+  if (op.factor != kNoId) {
+    finish.factor = WidenedValues(op.factor, rows) + op.factor_column;
+    finish.factor_stride = Stride(op.factor);
+  }
+  finish.output = F32Values(op.output);
+  finish.output_stride = Stride(op.output);
+  LaunchFinish(finish, stream_.get());
+}
+
+void WideOps::Launch(const HeadsLinearOp& op, const Slice& slice) {
+  const PackedMatrix& matrix = weights_.stack(op.matrices);
+  DenseProduct product;
+  product.count = static_cast<int>(op.matrices.size());
+  Bf16Rows input;
+  if (op.step % 8 == 0) {
+    input = Activations(op.input, std::nullopt, slice.rows);
+    product.activations_step = op.step;
   } else {
-    RouteParams route = RuleOf(op, weights_);
-    route.logits = scores_;
-    route.logits_stride = product.output_stride;
-    route.tokens = slice.rows;
-    route.output = groups.routing;
-    route.output_stride = groups.routing_stride;
-    route.chosen = groups.chosen;
-    LaunchRoute(route, stream_.get());
+    input = {activations_, matrix.cols};
+    product.activations_step = int64_t{rows_} * Bf16Stride(matrix.cols);
+    for (int head = 0; head < product.count; ++head) {
+      RoundColumns(op.input, head * Narrow(op.step), matrix.cols, slice.rows,
+                   activations_ + head * product.activations_step);
+    }
   }
-  grouped_ = kNoId;
-}
-
-void WideOps::Launch(const ExpertGateUpOp& op, const Slice& slice) {
-  const Bf16Rows input = Activations(op.input, op.norm, slice.rows);
-  const ExpertGroups groups = Grouped(op.routing, op.top_k, op.gate_up.size(), slice.rows);
-  LaunchGroupedGateUp(groups, weights_.stack(op.gate_up), input.data, Bf16Values(op.output),
-                      stream_.get());
-}
-
-void WideOps::Launch(const ExpertDownOp& op, const Slice& slice) {
-  const PackedMatrix& stack = weights_.stack(op.down);
-  const ExpertGroups groups = Grouped(op.routing, op.top_k, op.down.size(), slice.rows);
-  LaunchGroupedDown(groups, stack, reinterpret_cast<const __nv_bfloat16*>(Values(op.input)),
-                    expert_rows_, stream_.get());
-  LaunchCombineExperts(groups, expert_rows_, op.scale, stack.rows, !op.store, F32Values(op.output),
-                       Stride(op.output), stream_.get());
+  product.weights_step = UnpackedSize(matrix, 1);
+  product.output_step = matrix.rows;
+  product.output_bf16 = matrix.rows % 8 == 0;
+  if (product.output_bf16) {
+    product.output = Bf16Values(op.output);
+    product.output_stride = Bf16Stride(Width(op.output));
+  } else {
+    product.output = F32Values(op.output);
+    product.output_stride = Stride(op.output);
+  }
+  Multiply(matrix, input, slice.rows, product);
 }
 
 }  // namespace adder::cuda

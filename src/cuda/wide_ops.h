@@ -1,5 +1,5 @@
 // The ops of a program over slices of many tokens: dense bf16 products on unpacked weights, the
-// chunked scans, attention on tensor cores.
+// chunked scans, attention on tensor cores. wide_support.h says which programs they are for.
 //
 // Has activation buffers of its own, since decode graphs hold pointers to those of the executor.
 // Some activations are bf16 here; they lie at the beginning of their f32 buffer.
@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
 #include "cuda/blas.h"
@@ -18,8 +17,8 @@
 #include "cuda/device_weights.h"
 #include "cuda/kernels/expert_groups.h"
 #include "cuda/kernels/mamba2_chunks.h"
+#include "cuda/kernels/row_update.h"
 #include "cuda/slice.h"
-#include "cuda/supported.h"
 #include "program/program.h"
 
 namespace adder::cuda {
@@ -30,27 +29,11 @@ struct WideLimits {
   size_t kept_bytes = 0;    // for unpacked weights that are kept; others are unpacked each time
 };
 
-// Whether there are kernels for an op at all; WideOps::Support refuses programs with others.
-template <class Body>
-inline constexpr bool kHasWideKernels =
-    std::is_same_v<Body, EmbedOp> || std::is_same_v<Body, LinearOp> ||
-    std::is_same_v<Body, Mamba2Op> || std::is_same_v<Body, Mamba2SelectedOp> ||
-    std::is_same_v<Body, Mamba1ScanOp> || std::is_same_v<Body, RgLruOp> ||
-    std::is_same_v<Body, LightningOp> || std::is_same_v<Body, TokenShiftOp> ||
-    std::is_same_v<Body, Rwkv7Op> || std::is_same_v<Body, CausalConvOp> ||
-    std::is_same_v<Body, NormAddOp> || std::is_same_v<Body, UpdateOp> ||
-    std::is_same_v<Body, GatedDeltaOp> || std::is_same_v<Body, AttentionOp> ||
-    std::is_same_v<Body, RouterOp> || std::is_same_v<Body, ExpertGateUpOp> ||
-    std::is_same_v<Body, ExpertDownOp>;
-
 // Between f32 rows of scratch.
 constexpr int64_t RowStride(int64_t width) { return (width + 3) / 4 * 4; }
 
 class WideOps {
  public:
-  // Whether the kernels handle every op of the program.
-  static bool Support(const Program& program);
-
   // Takes the memory. The arguments must outlive it.
   WideOps(const Program& program, const DeviceWeights& weights, const DeviceState& state,
           const Stream& stream, int multiprocessors, const WideLimits& limits);
@@ -76,21 +59,32 @@ class WideOps {
   void KeepUnpacked(size_t most_bytes);
   // Sets the pointers to parts of memory that begins at `base`; returns its size.
   size_t PlaceBuffers(std::byte* base);
-  const __nv_bfloat16* Unpacked(const PackedMatrix& matrix);
+  const __nv_bfloat16* Unpacked(const PackedMatrix& matrix, int count);
   int Width(BufferId id) const;
   int Stride(BufferId id) const;
   // Rows of a buffer whose contents are f32 or bf16 from now on.
   float* F32Values(BufferId id);
-  __nv_bfloat16* Bf16Values(BufferId id);
+  // bf16: of so many equal parts, each of which begins on a boundary of 16 bytes.
+  __nv_bfloat16* Bf16Values(BufferId id, int parts = 1);
+  bool IsBf16(BufferId id) const { return bf16_parts_[static_cast<size_t>(id)] > 0; }
   Bf16Rows Activations(BufferId id, const std::optional<RmsNorm>& norm, int rows);
   ExpertGroups Groups(BufferId routing, int64_t top_k, size_t experts, int rows) const;
   // The same with its lists filled.
   ExpertGroups Grouped(BufferId routing, int64_t top_k, size_t experts, int rows);
+  // The same for a norm that LaunchBf16Norm does not have.
+  Bf16Rows OddlyNormed(BufferId id, const RmsNorm& norm, int rows);
+  // output [rows, Bf16Stride(width)], in activations_: columns of a buffer, from any one on.
+  void RoundColumns(BufferId id, int begin, int width, int rows, __nv_bfloat16* output);
+  // output: rows as those of the buffer, of which `input` has the values.
+  void NormRows(const RmsNorm& norm, BufferId id, int rows, const float* input, float* output);
+  // Columns of the output from `column` on, as many as the input has.
+  void UpdateRows(BufferId input, int rows, BufferId output, int column, RowUpdateParams rules);
   void Multiply(const PackedMatrix& matrix, const Bf16Rows& input, int rows, DenseProduct product);
 
   void Launch(const EmbedOp& op, const Slice& slice);
   void Launch(const LinearOp& op, const Slice& slice);
   void LaunchRuled(const LinearOp& op, const Bf16Rows& input, int rows);
+  void LaunchFinished(const LinearOp& op, const Bf16Rows& input, int rows);
   // wide_mixers.cc has these.
   Mamba2ChunkParams ChunkParams(const Slice& slice) const;
   // step_rows_ [rows, RowStride(of the matrix)] = the linear map of activations_ without its bias.
@@ -105,10 +99,14 @@ class WideOps {
   // In place, rows of an op's output.
   void NormOutput(const RmsNorm& norm, BufferId output, int rows, const float* gate,
                   int gate_stride);
+  void Launch(const JoinOp& op, const Slice& slice);
   void Launch(const NormAddOp& op, const Slice& slice);
   void Launch(const UpdateOp& op, const Slice& slice);
   void Launch(const CausalConvOp& op, const Slice& slice);
   void Launch(const GatedDeltaOp& op, const Slice& slice);
+  void Launch(const HeadMixOp& op, const Slice& slice);
+  void Launch(const HeadsLinearOp& op, const Slice& slice);
+  void Launch(const LatentAttentionOp& op, const Slice& slice);
   void Launch(const AttentionOp& op, const Slice& slice);
   void Launch(const RouterOp& op, const Slice& slice);
   void Launch(const ExpertGateUpOp& op, const Slice& slice);
@@ -128,7 +126,7 @@ class WideOps {
 
   DeviceMemory memory_;
   std::vector<float*> buffers_;
-  std::vector<bool> is_bf16_;
+  std::vector<int> bf16_parts_;           // of a buffer's rows; 0: they are f32
   __nv_bfloat16* activations_ = nullptr;  // operand of the next product
   __nv_bfloat16* unpacked_ = nullptr;     // its weights, where they are not kept
   __nv_bfloat16* gates_ = nullptr;        // gate | up before their product
@@ -136,7 +134,8 @@ class WideOps {
   __nv_bfloat16* before_ = nullptr;
   float* added_ = nullptr;
   float2* steps_ = nullptr;
-  float* step_rows_ = nullptr;  // dt of selections, recurrences of RG-LRU
+  // dt of selections, recurrences of RG-LRU, products before a pass over them
+  float* step_rows_ = nullptr;
   float* sums_ = nullptr;
   __nv_bfloat16* delta_records_ = nullptr;
   float* delta_keeps_ = nullptr;

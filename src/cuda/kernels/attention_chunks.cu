@@ -9,8 +9,8 @@
 // position of the batch's runs is in the pages (LaunchKvAppend).
 #include <algorithm>
 
-#include "cuda/kernels/attention_chunks.h"
 #include "cuda/kernels/attention_gate.cuh"
+#include "cuda/kernels/attention_wide_heads.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
 #include "cuda/kernels/tensor_core.cuh"
@@ -225,14 +225,15 @@ void LaunchDim(const AttentionChunkParams& params, cudaStream_t stream) {
 }  // namespace
 
 bool AttentionChunksSupport(int head_dim, int page_positions) {
-  return head_dim % 8 == 0 && head_dim <= kMaxAttentionHeadDim && page_positions % KeysOf(64) == 0;
+  return head_dim % 8 == 0 && head_dim <= kMostWideHeadDim && page_positions % KeysOf(64) == 0;
 }
 
 void LaunchAttentionChunks(const AttentionChunkParams& params, cudaStream_t stream) {
   const int head_dim = params.attention.head_dim;
   if (head_dim <= 64) return LaunchDim<64>(params, stream);
   if (head_dim <= 128) return LaunchDim<128>(params, stream);
-  LaunchDim<kMaxAttentionHeadDim>(params, stream);
+  if (head_dim <= kMaxAttentionHeadDim) return LaunchDim<kMaxAttentionHeadDim>(params, stream);
+  LaunchWideHeadChunks(params, stream);
 }
 
 }  // namespace adder::cuda

@@ -175,15 +175,21 @@ TEST_F(AttentionChunksTest, RaggedRunsWithHistory) {
   Compare(6, 2, 64, {{1, 70}, {130, 0}, {64, 64}, {3, 1}, {190, 37}});
 }
 TEST_F(AttentionChunksTest, HeadSizes) {
-  for (const int head_dim : {8, 48, 80, 128, 256}) Compare(4, 4, head_dim, {{70, 3}, {131, 0}});
+  for (const int head_dim : {8, 48, 80, 128, 256, 264, 512}) {
+    Compare(4, 4, head_dim, {{70, 3}, {131, 0}});
+  }
 }
 TEST_F(AttentionChunksTest, Window) {
   for (const int window : {1, 7, 65, 150, 1000}) {
     Compare(4, 2, 64, {{1, 70}, {190, 37}, {300, 0}}, false, window);
   }
   Compare(2, 1, 256, {{200, 301}}, false, 48);
+  Compare(6, 2, 512, {{1, 70}, {170, 201}}, false, 48);
 }
-TEST_F(AttentionChunksTest, OutputGate) { Compare(6, 2, 256, {{70, 3}, {131, 0}}, true); }
+TEST_F(AttentionChunksTest, OutputGate) {
+  Compare(6, 2, 256, {{70, 3}, {131, 0}}, true);
+  Compare(6, 2, 320, {{70, 3}, {131, 0}}, true);
+}
 
 }  // namespace
 }  // namespace adder::cuda::test

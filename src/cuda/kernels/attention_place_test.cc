@@ -11,6 +11,7 @@
 #include <ostream>
 
 #include "core/dtype.h"
+#include "cuda/kernels/attention_wide_heads.h"
 #include "cuda/kernels/kernel_test_support.h"
 
 namespace adder::cuda::test {
@@ -47,7 +48,35 @@ class LatentKernels : public testing::TestWithParam<Sizes> {
     const uint16_t bits = FloatToBF16(x);
     return LoadFloat(reinterpret_cast<const std::byte*>(&bits), DType::kBF16, 0);
   }
+  static std::vector<float> Chunks(LatentPlaceParams place, const std::vector<float>& absorbed);
 };
+
+// What attention over chunks makes of the same, the run being cut into two pieces.
+std::vector<float> LatentKernels::Chunks(LatentPlaceParams place,
+                                         const std::vector<float>& absorbed) {
+  const Sizes& s = GetParam();
+  std::vector<__nv_bfloat16> rounded;
+  for (float x : absorbed) rounded.push_back(__float2bfloat16(x));
+  const DeviceArray<__nv_bfloat16> device_absorbed(rounded);
+  const DeviceArray<__nv_bfloat16> output(
+      std::vector<__nv_bfloat16>(rounded.size(), __float2bfloat16(NAN)));
+  const DeviceArray<Piece> pieces(std::vector<Piece>{{0, 31, 0, 0}, {31, kTokens - 31, 0, 0}});
+  AttentionChunkParams params;
+  params.attention = place.attention;
+  params.pieces = pieces.data();
+  params.piece_count = 2;
+  params.output = output.data();
+  params.output_stride = s.heads * s.latent;
+  place.attention.heads = 0;
+  const Stream stream;
+  LaunchLatentPlace(place, stream.get());
+  LaunchLatentChunks(
+      params,
+      {device_absorbed.data(), s.heads * s.latent, place.query, place.query_stride, place.nope_dim},
+      stream.get());
+  stream.Synchronize();
+  return Widened(output.Download());
+}
 
 TEST_P(LatentKernels, MatchTheReference) {
   const Sizes& s = GetParam();
@@ -127,6 +156,7 @@ TEST_P(LatentKernels, MatchTheReference) {
   stream.Synchronize();
   for (unsigned count : arrivals.Download()) EXPECT_EQ(count, 0u);
   const std::vector<float> found = output.Download();
+  const std::vector<float> of_chunks = s.bf16 ? Chunks(place, absorbed) : std::vector<float>();
 
   const auto rotate = [&](int token, double* x) {
     for (int i = 0; i < s.rope_dim / 2 && s.rotates; ++i) {
@@ -175,9 +205,14 @@ TEST_P(LatentKernels, MatchTheReference) {
               weights[static_cast<size_t>(at)] / sum * keys[static_cast<size_t>(at * key_dim + d)];
         }
         // Keys that round to the neighbour in bf16 weigh differently.
-        ASSERT_NEAR(found[static_cast<size_t>((token * s.heads + head) * s.latent + d)], expected,
-                    s.bf16 ? 2e-2 : 5e-5)
+        const auto place_of_value = static_cast<size_t>((token * s.heads + head) * s.latent + d);
+        ASSERT_NEAR(found[place_of_value], expected, s.bf16 ? 2e-2 : 5e-5)
             << "token " << token << " head " << head << " dim " << d;
+        // Of chunks queries and weights, too, are rounded.
+        if (s.bf16) {
+          ASSERT_NEAR(of_chunks[place_of_value], expected, 3e-2)
+              << "token " << token << " head " << head << " dim " << d << ", of chunks";
+        }
       }
     }
   }
@@ -187,7 +222,8 @@ INSTANTIATE_TEST_SUITE_P(Sizes, LatentKernels,
                          testing::Values(Sizes{5, 512, 64, 32, true, true, false},
                                          Sizes{5, 512, 64, 32, true, false, true},
                                          Sizes{3, 24, 8, 12, true, false, false},
-                                         Sizes{4, 192, 64, 64, false, false, true}));
+                                         Sizes{4, 192, 64, 64, false, false, true},
+                                         Sizes{3, 24, 8, 12, true, true, true}));
 
 }  // namespace
 }  // namespace adder::cuda::test

@@ -159,8 +159,8 @@ __device__ __forceinline__ void ExpandEight(const uint4 (&raw)[LoadsOf(F)], int 
 }
 
 template <WeightFormat F, bool kWide>
-__global__ void __launch_bounds__(kThreads)
-    UnpackKernel(PackedMatrix m, int index, __nv_bfloat16* output) {
+__global__ void __launch_bounds__(kThreads) UnpackKernel(PackedMatrix m, __nv_bfloat16* output) {
+  const long long index = blockIdx.y;
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int t = lane % 4;
@@ -184,6 +184,7 @@ __global__ void __launch_bounds__(kThreads)
   const int tile = static_cast<int>(place / m.chunks);
   const int chunk = static_cast<int>(place % m.chunks);
   const int stride = Bf16Stride(m.cols);
+  output += index * m.rows * stride;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = LogicalRow(m.interleaved, m.rows, tile, g + 8 * r);
@@ -275,13 +276,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    WidenKernel(const __nv_bfloat16* input, int width, float* output, int stride) {
+    WidenKernel(const __nv_bfloat16* input, int width, int part, float* output, int stride) {
   PdlWait();
   PdlTrigger();
   const int col = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (col >= width) return;
   const long long row = blockIdx.y;
-  output[row * stride + col] = __bfloat162float(input[row * Bf16Stride(width) + col]);
+  const int number = col / part;
+  const __nv_bfloat16* from = input + (row * (width / part) + number) * Bf16Stride(part);
+  output[row * stride + col] = __bfloat162float(from[col - number * part]);
 }
 
 unsigned Blocks(long long items) {
@@ -311,12 +314,12 @@ void LaunchBf16Norm(const Bf16NormParams& params, cudaStream_t stream) {
   launch.template operator()<256>();
 }
 
-void LaunchUnpack(const PackedMatrix& matrix, int index, __nv_bfloat16* output,
+void LaunchUnpack(const PackedMatrix& matrix, int count, __nv_bfloat16* output,
                   cudaStream_t stream) {
   const unsigned blocks = Blocks(static_cast<long long>(matrix.tiles) * matrix.chunks * 32);
   const auto launch = [&]<WeightFormat kFormat, bool kWide>() {
-    Launch("the kernel that unpacks weights", UnpackKernel<kFormat, kWide>, dim3(blocks),
-           dim3(kThreads), 0, stream, matrix, index, output);
+    Launch("the kernel that unpacks weights", UnpackKernel<kFormat, kWide>,
+           dim3(blocks, static_cast<unsigned>(count)), dim3(kThreads), 0, stream, matrix, output);
   };
   WithWeightFormat(matrix, launch);
 }
@@ -334,11 +337,11 @@ void LaunchAddBias(const float* bias, float scale, int rows, int width, float* o
          dim3(kThreads), 0, stream, bias, scale, width, output, stride);
 }
 
-void LaunchWiden(const __nv_bfloat16* input, int rows, int width, float* output, int stride,
-                 cudaStream_t stream) {
+void LaunchWiden(const __nv_bfloat16* input, int rows, int width, int parts, float* output,
+                 int stride, cudaStream_t stream) {
   Launch("the kernel that widens activations", WidenKernel,
          dim3(Blocks(width), static_cast<unsigned>(rows)), dim3(kThreads), 0, stream, input, width,
-         output, stride);
+         width / parts, output, stride);
 }
 
 }  // namespace adder::cuda

@@ -29,8 +29,9 @@ struct Bf16NormParams {
 };
 void LaunchBf16Norm(const Bf16NormParams& params, cudaStream_t stream);
 
-// output [rows, Bf16Stride(cols)] = matrix `index` of the stack, in the order of the checkpoint.
-void LaunchUnpack(const PackedMatrix& matrix, int index, __nv_bfloat16* output,
+// output [count, rows, Bf16Stride(cols)] = the first matrices of the stack, in the order of the
+// checkpoint.
+void LaunchUnpack(const PackedMatrix& matrix, int count, __nv_bfloat16* output,
                   cudaStream_t stream);
 
 // output [rows, Bf16Stride(width)] = silu(gate + bias) * (up + bias) * sigmoid(row_gate).
@@ -49,8 +50,8 @@ void LaunchSiluMul(const SiluMulParams& params, cudaStream_t stream);
 void LaunchAddBias(const float* bias, float scale, int rows, int width, float* output, int stride,
                    cudaStream_t stream);
 
-// output [rows, stride] f32 = input [rows, Bf16Stride(width)].
-void LaunchWiden(const __nv_bfloat16* input, int rows, int width, float* output, int stride,
-                 cudaStream_t stream);
+// output [rows, stride] f32 = input [rows, parts, Bf16Stride(width / parts)], without the padding.
+void LaunchWiden(const __nv_bfloat16* input, int rows, int width, int parts, float* output,
+                 int stride, cudaStream_t stream);
 
 }  // namespace adder::cuda

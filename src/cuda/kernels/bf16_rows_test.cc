@@ -1,7 +1,7 @@
-// Norms of rows that become operands of products. Runs where there is a CUDA device.
+// Rows and weights that become operands of products. Runs where there is a CUDA device.
 #include "cuda/kernels/bf16_rows.h"
 
-#include "cuda/kernels/kernel_test_support.h"
+#include "cuda/kernels/matrices_for_test.h"
 
 namespace adder::cuda::test {
 namespace {
@@ -62,6 +62,61 @@ TEST_F(Bf16RowsKernels, NormsInPlaceAndGates) {
           ASSERT_NEAR(found[at], expected, 0.005 * std::abs(expected) + 1e-6)
               << "row " << row << " column " << i;
         }
+      }
+    }
+  }
+}
+
+// Parts of a row whose width eight does not divide have padding behind each.
+TEST_F(Bf16RowsKernels, WidensParts) {
+  constexpr int kRows = 3;
+  for (const int part : {16, 13}) {
+    constexpr int kParts = 5;
+    const int width = kParts * part;
+    const int stride = width + 3;
+    Numbers numbers(44);
+    std::vector<__nv_bfloat16> rows;
+    for (float x : numbers.Vector(static_cast<size_t>(kRows * kParts * Bf16Stride(part)))) {
+      rows.push_back(__float2bfloat16(x));
+    }
+    const DeviceArray<__nv_bfloat16> device_rows(rows);
+    const DeviceArray<float> output(static_cast<size_t>(kRows * stride));
+    const Stream stream;
+    LaunchWiden(device_rows.data(), kRows, width, kParts, output.data(), stride, stream.get());
+    stream.Synchronize();
+    const std::vector<float> found = output.Download();
+    const std::vector<float> from = Widened(rows);
+    for (int row = 0; row < kRows; ++row) {
+      for (int i = 0; i < width; ++i) {
+        const int at = (row * kParts + i / part) * Bf16Stride(part) + i % part;
+        EXPECT_EQ(found[static_cast<size_t>(row * stride + i)], from[static_cast<size_t>(at)]);
+      }
+    }
+  }
+}
+
+TEST_F(Bf16RowsKernels, UnpacksStacks) {
+  constexpr int kCount = 3;
+  constexpr int kRowsOf = 21;
+  for (const Format& format : kFormats) {
+    // Groups of quantised weights are whole.
+    const int cols = format.bits == 0 ? 76 : 128;
+    const int stride = Bf16Stride(cols);
+    for (const bool interleaved : {false, true}) {
+      const int rows = interleaved ? 2 * kRowsOf : kRowsOf;
+      const Matrices matrices(format, kCount, rows, cols, interleaved, 6);
+      const DeviceArray<__nv_bfloat16> output(std::vector<__nv_bfloat16>(
+          static_cast<size_t>(kCount * rows * stride), __float2bfloat16(NAN)));
+      const Stream stream;
+      LaunchUnpack(matrices.view, kCount, output.data(), stream.get());
+      stream.Synchronize();
+      const std::vector<float> found = Widened(output.Download());
+      for (int i = 0; i < kCount * rows * stride; ++i) {
+        const int row = i / stride;
+        const int col = i % stride;
+        const double expected = col < cols ? matrices.at(row / rows, row % rows, col) : 0;
+        ASSERT_NEAR(found[static_cast<size_t>(i)], expected, 0.005 * std::abs(expected) + 1e-6)
+            << format << ", row " << row << ", column " << col;
       }
     }
   }

@@ -3,12 +3,14 @@
 // timing; no result does, since rows do not meet.
 //
 // Products: a block of 4 warps owns eight tiles of a packed matrix, two per warp, and one tile of
-// 64 or 128 rows. Phases per chunk of 64 columns: rows and packed weights of the next chunks are
-// on their way to shared memory while this chunk's weights are scaled, rounded to bf16 and
-// multiplied. Results go through shared memory to be written in whole lines. Blocks beyond the
+// 32, 64 or 128 rows. Phases per chunk of 64 columns: rows and packed weights of the next chunks
+// are on their way to shared memory while this chunk's weights are scaled, rounded to bf16 and
+// multiplied. Results go through shared memory to be written in whole lines. There gates meet their
+// ups, too, and other activations than silu's product, the most common, are made. Blocks beyond the
 // number of tiles, which only the device knows, end at once.
 #include <algorithm>
 
+#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/bf16_rows.h"
 #include "cuda/kernels/expert_groups.h"
 #include "cuda/kernels/launch.cuh"
@@ -168,17 +170,40 @@ __device__ __forceinline__ void ExpandScaled(const uint4 (&raw)[LoadsOf(F)],
   }
 }
 
-template <WeightFormat F, bool kWide, bool kGateUp, int kRows>
-__global__ void __launch_bounds__(kThreads, kRows == 64 ? 3 : 2)
+// What becomes of a block's results on their way out.
+struct ResultRule {
+  bool of_tokens = false;  // the input has a row per token, not per pair
+  bool activates = false;
+  bool gated = false;  // gate and up are in the halves of a tile
+  Activation activation = Activation::kSilu;
+};
+
+// Eight activated results, from as many of shared memory, or with gates from sixteen.
+__device__ __forceinline__ uint4 ActivateUnit(const ResultRule& rule, const __nv_bfloat16* from) {
+  __align__(16) __nv_bfloat16 out[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float y = Activate(rule.activation, __bfloat162float(from[i]));
+    if (rule.gated) y *= __bfloat162float(from[8 + i]);
+    out[i] = __float2bfloat16_rn(y);
+  }
+  return *reinterpret_cast<const uint4*>(out);
+}
+
+// kSiluGated: results are silu(gate) * up, and the rule is not looked at.
+template <WeightFormat F, bool kWide, bool kSiluGated, int kRows>
+__global__ void __launch_bounds__(kThreads, kRows == 128  ? 2
+                                            : kRows == 64 ? 3
+                                                          : 4)
     GroupedKernel(const __grid_constant__ ExpertGroups groups,
-                  const __grid_constant__ PackedMatrix m, const __nv_bfloat16* input,
-                  __nv_bfloat16* output) {
+                  const __grid_constant__ PackedMatrix m, const ResultRule rule,
+                  const __nv_bfloat16* input, __nv_bfloat16* output) {
   constexpr int kLoads = LoadsOf(F);
   constexpr int kRowTiles = kRows / 8;
   using Stage = StageLayout<F, kWide, kRows>;
   constexpr int kStages = Stage::kCount;
-  // Columns of the block's results.
-  constexpr int kResults = kTilesPerBlock * (kGateUp ? kTileRows / 2 : kTileRows);
+  // Columns of the block's results in shared memory.
+  constexpr int kResults = kTilesPerBlock * (kSiluGated ? kTileRows / 2 : kTileRows);
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ int pair_of_row[kRows];
   const int lane = threadIdx.x % 32;
@@ -206,7 +231,8 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 3 : 2)
   for (int i = 0; i < kCopies; ++i) {
     const int r = first_row + i * (kThreads / kUnits);
     sources[i] = -1;
-    if (r < tile.rows) sources[i] = kGateUp ? pair_of_row[r] / groups.top_k : pair_of_row[r];
+    if (r >= tile.rows) continue;
+    sources[i] = kSiluGated || rule.of_tokens ? pair_of_row[r] / groups.top_k : pair_of_row[r];
   }
   // Each warp copies the weights of its own tiles.
   const int first_tile = static_cast<int>(blockIdx.x) * kTilesPerBlock + warp * kTilesPerWarp;
@@ -300,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 3 : 2)
         const float low = acc[w][n][c];
         const float high = acc[w][n][2 + c];
         const int of_block = warp * kTilesPerWarp + w;
-        if constexpr (kGateUp) {
+        if constexpr (kSiluGated) {
           to[of_block * 8 + g] = __float2bfloat16_rn(__fdividef(low, 1.0f + __expf(-low)) * high);
         } else {
           to[of_block * kTileRows + g] = __float2bfloat16_rn(low);
@@ -310,15 +336,20 @@ __global__ void __launch_bounds__(kThreads, kRows == 64 ? 3 : 2)
     }
   }
   __syncthreads();
-  const int width = kGateUp ? m.rows / 2 : m.rows;
+  const bool pairs_meet = !kSiluGated && rule.gated;
+  const int width = kSiluGated || pairs_meet ? m.rows / 2 : m.rows;
   const int out_stride = Bf16Stride(width);
-  constexpr int kResultUnits = kResults / 8;
-  for (int i = threadIdx.x; i < tile.rows * kResultUnits; i += kThreads) {
-    const int r = i / kResultUnits;
-    const int in_row = i % kResultUnits * 8;
-    const int col = static_cast<int>(blockIdx.x) * kResults + in_row;
+  // Units are of eight columns of the output, 2^bits in a row.
+  static_assert(kResults == (kSiluGated ? 64 : 128));
+  const int bits = kSiluGated || pairs_meet ? 3 : 4;
+  for (int i = threadIdx.x; i < tile.rows << bits; i += kThreads) {
+    const int r = i >> bits;
+    const int unit = i & ((1 << bits) - 1);
+    const int col = ((static_cast<int>(blockIdx.x) << bits) + unit) * 8;
     if (col >= width) continue;
-    uint4 words = *reinterpret_cast<const uint4*>(results + r * kResultStride + in_row);
+    const __nv_bfloat16* from = results + r * kResultStride + unit * (pairs_meet ? 16 : 8);
+    uint4 words = !kSiluGated && rule.activates ? ActivateUnit(rule, from)
+                                                : *reinterpret_cast<const uint4*>(from);
     if (col + 8 > width) {
       __nv_bfloat16* values = reinterpret_cast<__nv_bfloat16*>(&words);
       for (int k = width - col; k < 8; ++k) values[k] = __float2bfloat16_rn(0.0f);
@@ -343,8 +374,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 4
   for (int j = 0; j < groups.top_k; ++j) {
     const long long pair = static_cast<long long>(token) * groups.top_k + j;
-    const uint4 words = *reinterpret_cast<const uint4*>(rows + pair * row_stride + col);
     const float weight = weights[j];
+    uint4 words = make_uint4(0, 0, 0, 0);
+    // Idle choices have no row.
+    if (weight != 0) words = *reinterpret_cast<const uint4*>(rows + pair * row_stride + col);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const unsigned both = Component(words, i);
@@ -370,22 +403,28 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <bool kGateUp>
-void LaunchGrouped(const ExpertGroups& groups, const PackedMatrix& m, const __nv_bfloat16* input,
-                   __nv_bfloat16* output, cudaStream_t stream) {
+template <bool kSiluGated>
+void LaunchGrouped(const ExpertGroups& groups, const PackedMatrix& m, const ResultRule& rule,
+                   const __nv_bfloat16* input, __nv_bfloat16* output, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((m.tiles + kTilesPerBlock - 1) / kTilesPerBlock),
                   static_cast<unsigned>(MostExpertTiles(groups.pairs(), groups.experts)));
   const auto launch = [&]<WeightFormat kFormat, bool kWide>() {
     const auto with_rows = [&]<int kRows>() {
-      const auto kernel = GroupedKernel<kFormat, kWide, kGateUp, kRows>;
+      const auto kernel = GroupedKernel<kFormat, kWide, kSiluGated, kRows>;
       using Stage = StageLayout<kFormat, kWide, kRows>;
       constexpr size_t kShared = size_t{Stage::kCount} * Stage::kBytes;
       AllowSharedMemory(kernel, kShared);
       Launch("the kernel of grouped experts", kernel, grid, dim3(kThreads), kShared, stream, groups,
-             m, input, output);
+             m, rule, input, output);
     };
-    ExpertTileRows(groups.pairs(), groups.experts) == 64 ? with_rows.template operator()<64>()
-                                                         : with_rows.template operator()<128>();
+    switch (ExpertTileRows(groups.pairs(), groups.experts)) {
+      case 32:
+        return with_rows.template operator()<32>();
+      case 64:
+        return with_rows.template operator()<64>();
+      default:
+        return with_rows.template operator()<128>();
+    }
   };
   WithWeightFormat(m, launch);
 }
@@ -406,13 +445,19 @@ void LaunchGroupExperts(const ExpertGroups& groups, cudaStream_t stream) {
 }
 
 void LaunchGroupedGateUp(const ExpertGroups& groups, const PackedMatrix& stack,
-                         const __nv_bfloat16* input, __nv_bfloat16* output, cudaStream_t stream) {
-  LaunchGrouped<true>(groups, stack, input, output, stream);
+                         Activation activation, const __nv_bfloat16* input, __nv_bfloat16* output,
+                         cudaStream_t stream) {
+  const ResultRule rule = {true, true, stack.interleaved, activation};
+  if (stack.interleaved && activation == Activation::kSilu) {
+    LaunchGrouped<true>(groups, stack, rule, input, output, stream);
+  } else {
+    LaunchGrouped<false>(groups, stack, rule, input, output, stream);
+  }
 }
 
 void LaunchGroupedDown(const ExpertGroups& groups, const PackedMatrix& stack,
                        const __nv_bfloat16* input, __nv_bfloat16* output, cudaStream_t stream) {
-  LaunchGrouped<false>(groups, stack, input, output, stream);
+  LaunchGrouped<false>(groups, stack, {}, input, output, stream);
 }
 
 void LaunchCombineExperts(const ExpertGroups& groups, const __nv_bfloat16* rows, float scale,

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/kernels/packed_matrix.h"
+#include "model/plan.h"
 
 namespace adder::cuda {
 
@@ -19,7 +20,9 @@ struct ExpertTile {
 inline constexpr int kMostGroupedExperts = 1024;
 
 // Rows per tile that suit so many pairs of tokens and choices.
-constexpr int ExpertTileRows(int pairs, int experts) { return pairs >= 96 * experts ? 128 : 64; }
+constexpr int ExpertTileRows(int pairs, int experts) {
+  return pairs >= 96 * experts ? 128 : pairs >= 32 * experts ? 64 : 32;
+}
 // Tiles that `pairs` pairs over `experts` experts can need at most.
 constexpr int MostExpertTiles(int pairs, int experts) {
   return pairs / ExpertTileRows(pairs, experts) + experts;
@@ -32,7 +35,7 @@ struct ExpertGroups {
   int experts = 0;           // at most kMostGroupedExperts
   float* routing = nullptr;  // [tokens, routing_stride]: weights, then experts as f32
   int routing_stride = 0;
-  int* chosen = nullptr;        // [tokens * top_k]: experts
+  int* chosen = nullptr;        // [tokens * top_k]: experts; -1: none, whose weight is 0
   int* order = nullptr;         // [tokens * top_k]: pairs token * top_k + choice, by expert
   ExpertTile* tiles = nullptr;  // [MostExpertTiles(tokens * top_k, experts)]
   int* tile_count = nullptr;
@@ -50,15 +53,17 @@ void LaunchGroupExperts(const ExpertGroups& groups, cudaStream_t stream);
 
 // Rows are bf16, Bf16Stride apart (see bf16_rows.h), the row of pair token * top_k + choice at that
 // number. Weights are rounded to bf16.
-// output [pairs, rows / 2] = silu(gate) * up of input [tokens, cols]; an interleaved stack.
+// output of input [tokens, cols]: [pairs, rows / 2] = activation(gate) * up if the stack is
+// interleaved, else [pairs, rows] = activation(up).
 void LaunchGroupedGateUp(const ExpertGroups& groups, const PackedMatrix& stack,
-                         const __nv_bfloat16* input, __nv_bfloat16* output, cudaStream_t stream);
-// output [pairs, rows] from input [pairs, cols].
+                         Activation activation, const __nv_bfloat16* input, __nv_bfloat16* output,
+                         cudaStream_t stream);
+// output [pairs, rows] from input [pairs, cols]; rows of pairs without an expert are not written.
 void LaunchGroupedDown(const ExpertGroups& groups, const PackedMatrix& stack,
                        const __nv_bfloat16* input, __nv_bfloat16* output, cudaStream_t stream);
 
 // output [tokens, stride] = scale * sum over choices of weight * rows [pairs, width], plus what it
-// was if `adds`.
+// was if `adds`. Rows whose weight is 0 are not read.
 void LaunchCombineExperts(const ExpertGroups& groups, const __nv_bfloat16* rows, float scale,
                           int width, bool adds, float* output, int stride, cudaStream_t stream);
 

@@ -19,9 +19,9 @@ __global__ void __launch_bounds__(kThreads) RouteKernel(const __grid_constant__ 
   float* out = p.output + token * p.output_stride;
   ChooseByRule(p, shared, out);
   if (p.chosen == nullptr) return;
-  // Each thread's own choices.
+  const int* numbers = ChosenByRule(p, shared);
   for (int j = static_cast<int>(threadIdx.x); j < p.top_k; j += kThreads) {
-    p.chosen[token * p.top_k + j] = static_cast<int>(out[p.top_k + j]);
+    p.chosen[token * p.top_k + j] = numbers[j] < p.experts - p.idle ? numbers[j] : -1;
   }
 }
 

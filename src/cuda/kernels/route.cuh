@@ -71,12 +71,17 @@ __device__ inline void RankByRule(const RouteParams& p, float* shared) {
   choice.Rank(p.top_k);
 }
 
+// The numbers of what RankByRule has chosen, best first.
+__device__ inline const int* ChosenByRule(const RouteParams& p, const float* shared) {
+  return reinterpret_cast<const int*>(shared + 3 * p.experts);
+}
+
 // What RankByRule has chosen, and its weights, by threads first, first + step, ... of a block. out:
 // as RouteParams::output of one token.
 __device__ inline void WeighByRule(const RouteParams& p, const float* shared, int first, int step,
                                    float* out) {
   const float* scores = shared;
-  const int* experts = reinterpret_cast<const int*>(shared + 3 * p.experts);
+  const int* experts = ChosenByRule(p, shared);
   for (int j = first; j < p.top_k; j += step) {
     float chosen = p.normalize_eps;
     for (int other = 0; other < p.top_k; ++other) chosen += scores[experts[other]];

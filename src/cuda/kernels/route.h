@@ -23,11 +23,12 @@ struct RouteParams {
   float normalize_eps = 0;
   float scale = 1;
   const float* expert_scale = nullptr;  // [experts]; null: all ones
-  int idle =
-      0;  // so many of the last choices are no experts; chosen, they are expert 0 of weight 0
+  // So many of the last choices are no experts; chosen, they are expert 0 of weight 0.
+  int idle = 0;
   float* output = nullptr;  // [tokens, output_stride]: weights, then expert numbers as f32
   int output_stride = 0;
-  int* chosen = nullptr;  // [tokens * top_k], of LaunchRoute: the numbers again; null: none
+  // [tokens * top_k], of LaunchRoute: the numbers again, of idle ones -1; null: not asked for.
+  int* chosen = nullptr;
 };
 
 void LaunchRoute(const RouteParams& params, cudaStream_t stream);

@@ -15,7 +15,7 @@ class RouteKernels : public KernelTest {
  protected:
   static constexpr int kTokens = 5;
 
-  // Expert numbers, then weights.
+  // Expert numbers, -1 for idle choices, then weights.
   static std::pair<std::vector<int>, std::vector<double>> Reference(
       const RouteParams& p, const float* logits, const std::vector<float>& bias,
       const std::vector<float>& scales) {
@@ -62,7 +62,7 @@ class RouteKernels : public KernelTest {
       const double score = idle ? 0 : scores[static_cast<size_t>(e)];
       const double scale = scales.empty() ? p.scale : p.scale * scales[static_cast<size_t>(e)];
       weights.push_back(scale * score / (p.normalizes ? sum : 1));
-      if (idle) e = 0;
+      if (idle) e = -1;
     }
     return {chosen, weights};
   }
@@ -87,16 +87,21 @@ class RouteKernels : public KernelTest {
     if (has_bias) p.choice_bias = device_bias.data();
     if (has_scales) p.expert_scale = device_scales.data();
     p.output = output.data();
+    const DeviceArray<int> device_chosen(static_cast<size_t>(kTokens * p.top_k));
+    p.chosen = device_chosen.data();
     const Stream stream;
     LaunchRoute(p, stream.get());
     stream.Synchronize();
     const std::vector<float> found = output.Download();
+    const std::vector<int> numbers_found = device_chosen.Download();
     for (int token = 0; token < kTokens; ++token) {
       const auto [chosen, weights] =
           Reference(p, logits.data() + token * p.logits_stride, bias, scales);
       const float* row = found.data() + token * p.output_stride;
       for (int j = 0; j < p.top_k; ++j) {
-        EXPECT_EQ(row[p.top_k + j], static_cast<float>(chosen[static_cast<size_t>(j)]))
+        const int expert = chosen[static_cast<size_t>(j)];
+        EXPECT_EQ(numbers_found[static_cast<size_t>(token * p.top_k + j)], expert);
+        EXPECT_EQ(row[p.top_k + j], static_cast<float>(std::max(expert, 0)))
             << "token " << token << " choice " << j << " of " << p.experts << " experts";
         EXPECT_NEAR(row[j], weights[static_cast<size_t>(j)], 2e-6 * p.scale)
             << "token " << token << " choice " << j << " of " << p.experts << " experts";
