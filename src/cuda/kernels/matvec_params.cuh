@@ -1,4 +1,5 @@
-// What a launch of the matrix kernel for one token is told, and the choices that it is compiled for.
+// What a launch of the matrix kernel for one token is told, and the choices that it is compiled
+// for.
 #pragma once
 
 #include "cuda/kernels/causal_conv.h"
