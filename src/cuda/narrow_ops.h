@@ -69,6 +69,13 @@ class NarrowOps {
   static float FactorOf(const LinearOp& op);
   void FindJoined();
   void FindGatedShared();
+  // In narrow_several.cc.
+  struct Several {
+    std::vector<size_t> ops;
+  };
+  void FindSeveral();
+  void AddSeveral(const Several& group);
+  bool LaunchSeveral(size_t index);
   void LaunchPair(size_t index);
   void LaunchAdditions(size_t index);
   void LaunchConvolved(size_t index);
@@ -154,9 +161,12 @@ class NarrowOps {
     size_t shared = 0;
     bool is_shared = false;
     BufferId shared_gate = kNoId;  // of `down`, which applies it
+    size_t several = 0;            // the group, counted from 1, that it is launched with; 0: none
   };
-  std::vector<Joined> joined_;  // per op
-  DeviceMemory additions_;      // weight and number of only experts
+  std::vector<Joined> joined_;    // per op
+  DeviceMemory additions_;        // weight and number of only experts
+  std::vector<Several> several_;  // ops that steps of few rows launch together
+  DeviceMemory arrivals_;         // of each of those: see SeveralLinearParams
 
   Slice slice_;                                // what is being launched
   const LinearOp* shared_expert_ = nullptr;    // that the op being launched takes in
