@@ -15,6 +15,7 @@
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/row_update.h"
+#include "cuda/kernels/rwkv7_step.h"
 #include "cuda/slice.h"
 #include "cuda/tiled_weights.h"
 #include "program/program.h"
@@ -72,9 +73,13 @@ class NarrowOps {
   // In narrow_several.cc.
   struct Several {
     std::vector<size_t> ops;
+    bool has_mixer = false;  // the last one, whose launch makes what it reads of the others
   };
   void FindSeveral();
   void AddSeveral(const Several& group);
+  bool AddMixer(size_t begin, size_t mixer);
+  Rwkv7StepParams StepOf(const Several& group) const;
+  void LaunchMixer(const Several& group);
   bool LaunchSeveral(size_t index);
   void LaunchPair(size_t index);
   void LaunchAdditions(size_t index);

@@ -25,9 +25,10 @@ bool IsLayerNorm(const std::optional<RmsNorm>& norm) {
 
 }  // namespace
 
-// Groups of ops that steps launch together: a token shift and what reads it, and behind it what
-// reads the results of those. Matrices of a shift are the only readers of its output, which the
-// launch does not write, and come right behind it.
+// Groups of ops that steps launch together: a token shift and what reads it; and behind it what
+// reads the results of those, with the mixer that reads these in turn or without. Matrices of a
+// shift are the only readers of its output, which the launch does not write, and come right behind
+// it.
 void NarrowOps::FindSeveral() {
   const std::vector<Op>& ops = program_.ops;
   for (size_t begin = 0; begin < ops.size(); ++begin) {
@@ -72,13 +73,14 @@ void NarrowOps::FindSeveral() {
         break;
       }
     }
+    const size_t end = i;
     for (; i < ops.size() && OutputOf(ops[i]) != shift->output; ++i) {
       const auto* op = std::get_if<LinearOp>(&ops[i].body);
       fits = fits && (op == nullptr || op->input != shift->output);
     }
     if (!fits || readers.ops.size() == 1) continue;
     AddSeveral(readers);
-    if (behind.ops.size() > 1) AddSeveral(behind);
+    if (!AddMixer(begin, end) && behind.ops.size() > 1) AddSeveral(behind);
   }
   if (several_.empty()) return;
   arrivals_ = DeviceMemory(several_.size() * kMostSeveralTokens * sizeof(unsigned));
@@ -90,11 +92,68 @@ void NarrowOps::AddSeveral(const Several& group) {
   for (const size_t op : group.ops) joined_[op].several = several_.size();
 }
 
-// Of a step: the launch that the op begins, if it is one of several. Whether it is.
+// If the op `mixer` is one whose launch can make what it reads of ops in [begin, mixer), makes them
+// a group.
+bool NarrowOps::AddMixer(size_t begin, size_t mixer) {
+  if (mixer >= program_.ops.size()) return false;
+  const auto* scan = std::get_if<Rwkv7Op>(&program_.ops[mixer].body);
+  if (scan == nullptr) return false;
+  Several group;
+  group.has_mixer = true;
+  for (const BufferId made : {scan->decay, scan->rate, scan->gate, scan->value_mix}) {
+    for (size_t i = begin; i < mixer && made != kNoId; ++i) {
+      const auto* op = std::get_if<LinearOp>(&program_.ops[i].body);
+      if (op == nullptr || op->output != made) continue;
+      if (!IsProductAlone(*op) || op->epilogue != Epilogue::kStore || op->input_begin != -1 ||
+          joined_[i].several != 0) {
+        return false;
+      }
+      group.ops.push_back(i);
+    }
+  }
+  if (group.ops.size() != (scan->value_mix == kNoId ? 3 : 4)) return false;
+  group.ops.push_back(mixer);
+  if (!CanStepRwkv7(StepOf(group), Shape())) return false;
+  AddSeveral(group);
+  return true;
+}
+
+// All but what the step has of its own.
+Rwkv7StepParams NarrowOps::StepOf(const Several& group) const {
+  Rwkv7StepParams params;
+  const auto& scan = std::get<Rwkv7Op>(program_.ops[group.ops.back()].body);
+  params.mixer = MixerParams(scan, weights_, state_, slice_);
+  Rwkv7Up* const ups[] = {&params.decay, &params.rate, &params.gate, &params.value_mix};
+  for (size_t i = 0; i + 1 < group.ops.size(); ++i) {
+    const auto& op = std::get<LinearOp>(program_.ops[group.ops[i]].body);
+    *ups[i] = {weights_.matrix(op.linear.weight), weights_.vector(op.linear.bias), Values(op.input),
+               Stride(op.input)};
+  }
+  return params;
+}
+
+void NarrowOps::LaunchMixer(const Several& group) {
+  const Op& op = program_.ops[group.ops.back()];
+  const NvtxRange range(op.name);
+  const auto& scan = std::get<Rwkv7Op>(op.body);
+  Rwkv7StepParams params = StepOf(group);
+  PlaceInputs(
+      scan, program_, [this](BufferId id) { return Values(id); }, params.mixer);
+  params.mixer.output = Values(scan.output);
+  MarkWritten(scan.output);
+  LaunchRwkv7Step(params, stream_.get());
+}
+
+// Of a step: the launch of a group that the op belongs to, at the op at which all that it reads has
+// been launched; false where the op is launched by itself.
 bool NarrowOps::LaunchSeveral(size_t index) {
   const size_t number = joined_[index].several;
   if (number == 0 || slice_.rows > kMostSeveralTokens) return false;
   const std::vector<size_t>& group = several_[number - 1].ops;
+  if (several_[number - 1].has_mixer) {
+    if (index == group.back()) LaunchMixer(several_[number - 1]);
+    return true;
+  }
   if (index != group.front()) return true;
   const NvtxRange range(program_.ops[index].name);
   SeveralLinearParams params;
