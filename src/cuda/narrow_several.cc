@@ -8,9 +8,12 @@
 #include "cuda/nvtx_range.h"
 #include "cuda/op_params.h"
 #include "cuda/supported.h"
+#include "program/launch_bound.h"
 
 namespace adder::cuda {
 namespace {
+
+static_assert(kMostSeveralTokens == kMostJoinedSequences);
 
 // Whether a launch of several matrices can make the op's output.
 bool IsProductAlone(const LinearOp& op) {
