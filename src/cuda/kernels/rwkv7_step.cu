@@ -1,27 +1,24 @@
 // The RWKV-7 mixer in steps, with the second matrices of its low-rank maps in the same launch.
 //
-// A block owns a head of one run; a thread two columns of its state (channels of the value) and
-// every kGroups-th row. Phases: (1) copies of the head's rows of the matrices to shared memory, and
-// of the state, which earlier steps wrote, to registers; (2) PdlWait; (3) the low-rank inputs are
-// made into operands (matvec_phases.cuh), while the last warp loads the other inputs and finds the
-// key's length; barrier; (4) a warp multiplies tiles of the matrices; barrier; (5) the last warp
-// makes the key's vectors and the values; barrier; (6) the columns' answer, update and output,
-// summed over the groups, which are lanes of one warp; barrier; (7) the last warp takes the layer
-// norm, the bonus and the gate. A warp multiplies by what it copied itself.
+// A block owns a head of one run (rwkv7_head.cuh has who owns what of it). Phases: (1) copies of
+// the head's rows of the matrices to shared memory, and of the state, which earlier steps wrote, to
+// registers; (2) PdlWait; (3) the low-rank inputs are made into operands (matvec_phases.cuh), while
+// the last warp loads the other inputs and finds the key's length; barrier; (4) a warp multiplies
+// tiles of the matrices, which it copied itself; barrier; (5) the last warp makes the token's
+// vectors; barrier; (6) the state's update and answers; barrier; (7) the last warp finishes.
 #include <algorithm>
 
-#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/matvec_phases.cuh"
+#include "cuda/kernels/rwkv7_head.cuh"
 #include "cuda/kernels/rwkv7_step.h"
-#include "cuda/kernels/sums.cuh"
 #include "cuda/kernels/weight_format_dispatch.h"
 
 namespace adder::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+constexpr int kThreads = kRwkv7Threads;
+constexpr int kWarps = kRwkv7Warps;
 enum { kDecay, kRate, kGate, kValueMix, kUps };
 
 struct StepParams {
@@ -49,11 +46,6 @@ __global__ void __launch_bounds__(kThreads) StepKernel(const __grid_constant__ S
   // Some of a quantised model's matrices are too narrow to be quantised.
   constexpr bool kMixed = IsQuantized(F);
   constexpr int kTiles = kDim / kTileRows;
-  constexpr int kColumnPairs = kDim / 2;
-  constexpr int kGroups = kThreads / kColumnPairs;
-  constexpr int kRows = kDim / kGroups;
-  constexpr int kWarpPairs = 32 / kGroups;
-  constexpr int kOfLane = kDim / 32;  // channels of a lane of the last warp
   const Rwkv7Params& p = params.mixer;
   const int head = static_cast<int>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
@@ -61,10 +53,7 @@ __global__ void __launch_bounds__(kThreads) StepKernel(const __grid_constant__ S
   const int warp = thread / 32;
   const bool is_last = warp == kWarps - 1;
   const SequenceRun run = p.runs[blockIdx.y];
-  __shared__ float4 vectors[kDim];  // kappa, alpha * kappa, decay, key
-  __shared__ float answers[kDim];   // r
-  __shared__ float2 values[kColumnPairs];
-  __shared__ float2 outputs[kColumnPairs];
+  __shared__ Rwkv7Vectors<kDim> vectors;
   __shared__ float products[kUps][kDim];
   // Weights [tiles][spans], operands, their scales.
   extern __shared__ uint4 shared[];
@@ -103,37 +92,19 @@ __global__ void __launch_bounds__(kThreads) StepKernel(const __grid_constant__ S
     }
   });
   CommitCopies();
-  const int pair = warp * kWarpPairs + lane % kWarpPairs;
-  const int group = lane / kWarpPairs;
-  auto* states = reinterpret_cast<float2*>(run.recurrent + p.state_offset +
-                                           static_cast<long long>(head) * kDim * kDim) +
-                 group * kColumnPairs + pair;
-  constexpr int kNext = kGroups * kColumnPairs;
-  float2 state[kRows];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) state[i] = states[i * kNext];
-  // Of the last warp's channels.
-  float key_scale[kOfLane];
-  float key_rate[kOfLane];
-  float bonus[kOfLane];
-  float norm_weight[kOfLane];
-  float norm_bias[kOfLane];
+  float* states = run.recurrent + p.state_offset + static_cast<long long>(head) * kDim * kDim;
+  Rwkv7State<kDim> state;
+  state.Load(states, kDim);
+  Rwkv7Channels<kDim> channels;
+  constexpr int kOfLane = Rwkv7Channels<kDim>::kOfLane;
   float biases[kUps][kOfLane];
-  const auto channel_of = [&](int i) { return lane + 32 * i; };
   if (is_last) {
+    channels.LoadWeights(p, head, kDim);
 #pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const int at = head * kDim + channel_of(i);
-      key_scale[i] = p.key_scale[at];
-      key_rate[i] = p.key_rate[at];
-      bonus[i] = p.bonus[at];
-      norm_weight[i] = p.norm_weight != nullptr ? p.norm_weight[at] : 1.0f;
-      norm_bias[i] = p.norm_bias != nullptr ? p.norm_bias[at] : 0.0f;
-#pragma unroll
-      for (int up = 0; up < kUps; ++up) {
-        const float* bias = params.ups[up].bias;
-        biases[up][i] = bias != nullptr ? bias[at] : 0.0f;
-      }
+    for (int i = 0; i < kOfLane * kUps; ++i) {
+      const float* bias = params.ups[i % kUps].bias;
+      biases[i % kUps][i / kUps] =
+          bias != nullptr ? bias[head * kDim + channels.Channel(i / kUps)] : 0.0f;
     }
   }
   const bool mixes_values = params.ups[kValueMix].matrix.rows != 0;
@@ -141,26 +112,10 @@ __global__ void __launch_bounds__(kThreads) StepKernel(const __grid_constant__ S
 
   PdlWait();
   PdlTrigger();
-  float r[kOfLane];
-  float k[kOfLane];
-  float v[kOfLane];
-  float first_v[kOfLane];
-  float length = 0;
+  const long long at = row * p.stride + head * kDim;
   if (is_last) {
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const long long at = row * p.stride + head * kDim + channel_of(i);
-      r[i] = p.r[at];
-      k[i] = p.k[at];
-      v[i] = p.v[at];
-      first_v[i] = mixes_values ? p.first_value[at] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const float kappa = k[i] * key_scale[i];
-      length = fmaf(kappa, kappa, length);
-    }
-    length = sqrtf(WarpSum(length));
+    channels.Load(p, at, kDim, mixes_values, channels.now);
+    channels.FindLength();
   } else {
     // Half a warp makes the operands of a chunk.
 #pragma unroll 1
@@ -222,80 +177,21 @@ __global__ void __launch_bounds__(kThreads) StepKernel(const __grid_constant__ S
   });
   __syncthreads();
 
-  float own = 0;
-  float gate[kOfLane];
   if (is_last) {
-    const float scale = 1.0f / fmaxf(length, kRwkv7ShortestKey);
+    const auto product = [&](int up) {
+      return [&, up](int i) { return products[up][channels.Channel(i)] + biases[up][i]; };
+    };
 #pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const int channel = channel_of(i);
-      const auto product = [&](int up) { return products[up][channel] + biases[up][i]; };
-      const float kappa = k[i] * key_scale[i] * scale;
-      const float alpha = Sigmoid(product(kRate));
-      const float key = k[i] * fmaf(alpha - 1.0f, key_rate[i], 1.0f);
-      gate[i] = product(kGate);
-      if (mixes_values) v[i] = fmaf(Sigmoid(product(kValueMix)), first_v[i] - v[i], v[i]);
-      vectors[channel] = make_float4(kappa, alpha * kappa,
-                                     expf(-kRwkv7DecayScale * Sigmoid(product(kDecay))), key);
-      answers[channel] = r[i];
-      reinterpret_cast<float*>(values)[channel] = v[i];
-      own = fmaf(r[i] * key, bonus[i], own);
-    }
+    for (int i = 0; i < kOfLane; ++i) channels.now.gate[i] = product(kGate)(i);
+    channels.Publish(product(kDecay), product(kRate), product(kValueMix), mixes_values, vectors);
   }
   __syncthreads();
-
-  float4 of[kRows];
-  float2 found = {0, 0};
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    of[i] = vectors[i * kGroups + group];
-    found.x = fmaf(of[i].x, state[i].x, found.x);
-    found.y = fmaf(of[i].x, state[i].y, found.y);
-  }
-  const auto sum_groups = [&](float2& x) {
-#pragma unroll
-    for (int offset = kWarpPairs; offset < 32; offset *= 2) {
-      x.x += __shfl_xor_sync(0xffffffffu, x.x, offset);
-      x.y += __shfl_xor_sync(0xffffffffu, x.y, offset);
-    }
-  };
-  sum_groups(found);
-  const float2 value = values[pair];
-  float2 y = {0, 0};
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const float answer = answers[i * kGroups + group];
-    state[i].x = fmaf(of[i].z, state[i].x, fmaf(of[i].w, value.x, -of[i].y * found.x));
-    state[i].y = fmaf(of[i].z, state[i].y, fmaf(of[i].w, value.y, -of[i].y * found.y));
-    y.x = fmaf(answer, state[i].x, y.x);
-    y.y = fmaf(answer, state[i].y, y.y);
-  }
-  sum_groups(y);
-  if (group == 0) outputs[pair] = y;
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) states[i * kNext] = state[i];
+  state.Update(vectors);
+  state.Store(states, kDim);
   __syncthreads();
-
   if (!is_last) return;
-  own = WarpSum(own);
-  float out[kOfLane];
-  float mean = 0;
-#pragma unroll
-  for (int i = 0; i < kOfLane; ++i) {
-    out[i] = reinterpret_cast<const float*>(outputs)[channel_of(i)];
-    mean += out[i];
-  }
-  constexpr float kSize = 1.0f / static_cast<float>(kDim);
-  mean = WarpSum(mean) * kSize;
-  float squares = 0;
-#pragma unroll
-  for (int i = 0; i < kOfLane; ++i) squares = fmaf(out[i] - mean, out[i] - mean, squares);
-  const float factor = rsqrtf(fmaf(WarpSum(squares), kSize, p.norm_eps));
-#pragma unroll
-  for (int i = 0; i < kOfLane; ++i) {
-    p.output[row * p.stride + head * kDim + channel_of(i)] =
-        (fmaf((out[i] - mean) * factor, norm_weight[i], norm_bias[i]) + own * v[i]) * gate[i];
-  }
+  channels.Finish(vectors, kDim, p.norm_eps,
+                  [&](int channel, float out) { p.output[at + channel] = out; });
 }
 
 int RoundedUp(int value, int by) { return (value + by - 1) / by; }
