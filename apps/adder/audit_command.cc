@@ -78,6 +78,7 @@ AuditReport Measure(const Options& options) {
   AuditInput input;
   input.steps = options.steps;
   input.batch = options.batch;
+  input.f32 = options.model.compute == "f32";
   MeasureSteps(options, input);
   // Graphs have to be made while the tracer is there, so the model is loaded once more.
   CuptiTrace tracer;

@@ -15,6 +15,7 @@
 #include "cuda/kernels/rms_norm.h"
 #include "cuda/kernels/route.h"
 #include "cuda/kernels/row_update.h"
+#include "cuda/kernels/rwkv7_step.h"
 #include "cuda/slice.h"
 #include "cuda/tiled_weights.h"
 #include "program/program.h"
@@ -71,6 +72,17 @@ class NarrowOps {
   static float FactorOf(const LinearOp& op);
   void FindJoined();
   void FindGatedShared();
+  // In narrow_several.cc.
+  struct Several {
+    std::vector<size_t> ops;
+    bool has_mixer = false;  // the last one, whose launch makes what it reads of the others
+  };
+  void FindSeveral();
+  void AddSeveral(const Several& group);
+  bool AddMixer(size_t begin, size_t mixer);
+  Rwkv7StepParams StepOf(const Several& group) const;
+  void LaunchMixer(const Several& group);
+  bool LaunchSeveral(size_t index);
   void LaunchPair(size_t index);
   void LaunchAdditions(size_t index);
   void LaunchConvolved(size_t index);
@@ -155,9 +167,12 @@ class NarrowOps {
     size_t shared = 0;
     bool is_shared = false;
     BufferId shared_gate = kNoId;  // of `down`, which applies it
+    size_t several = 0;            // the group, counted from 1, that it is launched with; 0: none
   };
-  std::vector<Joined> joined_;  // per op
-  DeviceMemory additions_;      // weight and number of only experts
+  std::vector<Joined> joined_;    // per op
+  DeviceMemory additions_;        // weight and number of only experts
+  std::vector<Several> several_;  // ops that steps of few rows launch together
+  DeviceMemory arrivals_;         // of each of those: see SeveralLinearParams
 
   Slice slice_;                                // what is being launched
   const LinearOp* shared_expert_ = nullptr;    // that the op being launched takes in

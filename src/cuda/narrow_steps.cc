@@ -16,6 +16,7 @@ constexpr int kMostShared = 8;
 
 void NarrowOps::LaunchOfStep(size_t index, const Slice& slice) {
   slice_ = slice;
+  if (LaunchSeveral(index)) return;
   if ((index > 0 && SharedExpertOf(index - 1) != nullptr) || JoinsGates(index) ||
       JoinsMixer(index)) {
     return;
@@ -145,10 +146,11 @@ void NarrowOps::FindJoined() {
   joined_.assign(program_.ops.size(), {});
   if (f32_) return;
   FindGatedShared();
+  FindSeveral();
   std::vector<float> routing;
   const auto linear = [&](size_t index) -> const LinearOp* {
     if (index >= program_.ops.size() || joined_[index].second != 0 || joined_[index].is_second ||
-        joined_[index].is_shared) {
+        joined_[index].is_shared || joined_[index].several != 0) {
       return nullptr;
     }
     const auto* op = std::get_if<LinearOp>(&program_.ops[index].body);

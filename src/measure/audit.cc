@@ -82,7 +82,13 @@ void Histogram(const std::vector<TracedWork>& work, const Spans& spans, AuditRep
       [](const AuditKernel& a, const AuditKernel& b) { return a.seconds > b.seconds; });
 }
 
-AuditRule ChannelRule(const Program& program, int64_t lanes, const AuditReport& report) {
+// The layer's bound for a lane of the step.
+int64_t MostOfLayer(const Program& program, int64_t layer, const AuditInput& input) {
+  const int64_t sequences = (input.batch + input.lanes - 1) / input.lanes;
+  return MostLaunches(program, layer, !input.f32 && sequences <= kMostJoinedSequences);
+}
+
+AuditRule ChannelRule(const Program& program, const AuditInput& input, const AuditReport& report) {
   const AuditKernel* most = &report.kernels.front();
   for (const AuditKernel& kernel : report.kernels) {
     if (kernel.per_layer > most->per_layer) most = &kernel;
@@ -90,9 +96,9 @@ AuditRule ChannelRule(const Program& program, int64_t lanes, const AuditReport& 
   // What a layer's ops come to does not grow with its channels either.
   int64_t of_ops = kMostInstancesPerLayer;
   for (int64_t layer = 0; layer < report.layers; ++layer) {
-    of_ops = std::max(of_ops, MostLaunches(program, layer));
+    of_ops = std::max(of_ops, MostOfLayer(program, layer, input));
   }
-  const int64_t allowed = of_ops * lanes;
+  const int64_t allowed = of_ops * input.lanes;
   return {"no launches per channel", most->per_layer <= static_cast<double>(allowed),
           Concat(most->name, " runs most often, ", Number(most->per_layer),
                  " times per layer; at most ", allowed, " are allowed, and a layer has ",
@@ -112,8 +118,9 @@ AuditRule AllocationRule(const AuditReport& report) {
 }
 
 // `ran`: launches of all steps.
-AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launches, int64_t lanes,
-                     int64_t ran, AuditReport& report) {
+AuditRule LaunchRule(const Program& program, const AuditInput& input, int64_t ran,
+                     AuditReport& report) {
+  const std::vector<int64_t>& launches = input.launches;
   std::map<int64_t, int64_t> counts;
   int64_t sum = 0;
   for (size_t i = 0; i < launches.size(); ++i) {
@@ -123,7 +130,7 @@ AuditRule LaunchRule(const Program& program, const std::vector<int64_t>& launche
   std::vector<std::string> faults;
   for (const auto& [layer, count] : counts) {
     if (layer >= 0) report.most_per_layer = std::max(report.most_per_layer, double(count));
-    const int64_t most = MostLaunches(program, layer) * lanes;
+    const int64_t most = MostOfLayer(program, layer, input) * input.lanes;
     if (count <= most) continue;
     faults.push_back(Concat(layer < 0 ? "outside of layers" : Concat("layer ", layer), ": ", count,
                             " launches, at most ", most, " are declared"));
@@ -199,9 +206,8 @@ AuditReport Audit(const Program& program, const AuditInput& input) {
   if (spans.wall > 0) {
     report.busy_share = static_cast<double>(spans.busy) / static_cast<double>(spans.wall);
   }
-  report.rules = {ChannelRule(program, input.lanes, report), WaitRule(report),
-                  AllocationRule(report),
-                  LaunchRule(program, input.launches, input.lanes,
+  report.rules = {ChannelRule(program, input, report), WaitRule(report), AllocationRule(report),
+                  LaunchRule(program, input,
                              static_cast<int64_t>(work.size()) - input.trace.host_copies, report),
                   BusyRule(report)};
   return report;

@@ -16,6 +16,7 @@ struct AuditInput {
   int64_t batch = 1;
   std::vector<int64_t> launches;  // per part of a step, see program/step_profile.h
   int64_t lanes = 1;              // see DecodeStream::Lanes
+  bool f32 = false;               // activations throughout
   DeviceTrace trace;
   // From step to step without a tracer, to see how much tracing disturbs. Zero: not measured.
   double step_seconds = 0;

@@ -1,6 +1,7 @@
 #include "program/launch_bound.h"
 
 #include <algorithm>
+#include <iterator>
 #include <type_traits>
 
 namespace adder {
@@ -76,16 +77,36 @@ struct IsRare {
   }
 };
 
+// Whether the op is a shift whose norm, and all that reads it, its launch includes.
+bool BeginsJoined(const Op& op) {
+  const auto* shift = std::get_if<TokenShiftOp>(&op.body);
+  return shift != nullptr && shift->norm && shift->norm->centered && shift->norm->groups == 1;
+}
+
+// Whether another op of its layer has the op in its launch.
+bool IsJoined(const Program& program, const Op& op) {
+  const auto* linear = std::get_if<LinearOp>(&op.body);
+  if (linear == nullptr) return false;
+  return std::any_of(program.ops.begin(), program.ops.end(), [&](const Op& other) {
+    if (other.layer != op.layer) return false;
+    if (BeginsJoined(other)) return std::get<TokenShiftOp>(other.body).output == linear->input;
+    const auto* scan = std::get_if<Rwkv7Op>(&other.body);
+    if (scan == nullptr) return false;
+    const BufferId made[] = {scan->decay, scan->rate, scan->gate, scan->value_mix};
+    return std::find(std::begin(made), std::end(made), linear->output) != std::end(made);
+  });
+}
+
 }  // namespace
 
-int64_t MostLaunches(const Program& program, int64_t layer) {
+int64_t MostLaunches(const Program& program, int64_t layer, bool joins) {
   int64_t sum = 0;
   int64_t most = layer < 0 ? kOutsideLayers : kMambaLayer;
   int64_t beyond = 0;
   bool rare = false;
   for (const Op& op : program.ops) {
-    if (op.layer != layer) continue;
-    sum += std::visit(MostOfOp{}, op.body);
+    if (op.layer != layer || (joins && IsJoined(program, op))) continue;
+    sum += joins && BeginsJoined(op) ? 1 : std::visit(MostOfOp{}, op.body);
     beyond += std::visit(BeyondUsual{}, op.body);
     rare = rare || std::visit(IsRare{}, op.body);
     if (std::holds_alternative<RouterOp>(op.body)) most = std::max(most, kExpertLayer);

@@ -45,6 +45,40 @@ TEST(MostLaunches, RareWordsAreALaunchEach) {
   EXPECT_EQ(MostLaunches(program, 1), 5);
 }
 
+TEST(MostLaunches, ShiftsBehindLayerNormsTakeTheirMatricesWithThem) {
+  Program program;
+  const auto add = [&](OpBody body) { program.ops.push_back({"op", 0, std::move(body)}); };
+  const auto linear = [&](BufferId input, BufferId output) {
+    LinearOp op;
+    op.input = input;
+    op.output = output;
+    add(op);
+  };
+  TokenShiftOp shift;
+  shift.norm = RmsNorm{0, 1e-5f, 1};
+  shift.norm->centered = true;
+  shift.output = 1;
+  add(shift);
+  for (BufferId id = 2; id < 9; ++id) linear(1, id);
+  for (BufferId id = 5; id < 9; ++id) linear(id, id + 4);
+  Rwkv7Op scan;
+  scan.r = 2;
+  scan.k = 3;
+  scan.v = 4;
+  scan.decay = 9;
+  scan.rate = 10;
+  scan.gate = 11;
+  scan.value_mix = 12;
+  scan.output = 13;
+  add(scan);
+  linear(13, 0);
+  EXPECT_EQ(MostLaunches(program, 0), 3);
+  EXPECT_EQ(MostLaunches(program, 0, false), 15);
+  // Another norm is a pass of its own, and so are its matrices launches of their own.
+  std::get<TokenShiftOp>(program.ops.front().body).norm->centered = false;
+  EXPECT_EQ(MostLaunches(program, 0), 11);
+}
+
 TEST(MostLaunches, NormsBehindMixersAndConvolutionsAreBeyondTheUsual) {
   Program program;
   for (int i = 0; i < 9; ++i) program.ops.push_back({"op", 0, LinearOp{}});

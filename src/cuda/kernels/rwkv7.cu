@@ -1,125 +1,85 @@
 // RWKV-7's generalised delta rule: steps and prompts alike.
 //
-// A block owns a head of one run, a thread one column of its state (a channel of the value) with
-// all of the column's rows in registers. Phases: (1) the state, which earlier steps wrote, is
-// loaded; (2) PdlWait; (3) per token: each thread computes its channel of the key's vectors, the
-// block their sums, and all go to shared memory; barrier; the column's answer, update and output;
-// the layer norm over the block; (4) the state is written. The next token's inputs are loaded
-// while this one's are used. Sums are taken in an order that depends on sizes alone.
+// A block owns a head of one run (rwkv7_head.cuh has who owns what of it). Phases: (1) the state,
+// which earlier steps wrote, is loaded; (2) PdlWait; (3) per token: the last warp makes its
+// vectors; barrier; the state's update and answers; barrier; the last warp finishes; (4) the state
+// is written. The next token's inputs are loaded while this one's are used.
 #include <cuda_bf16.h>
 
 #include <algorithm>
 
-#include "cuda/kernels/activate.cuh"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/rwkv7.h"
-#include "cuda/kernels/sums.cuh"
+#include "cuda/kernels/rwkv7_head.cuh"
 
 namespace adder::cuda {
 namespace {
 
-// What a token brings to a channel.
-struct Inputs {
-  float r = 0;
-  float k = 0;
-  float v = 0;
-  float decay = 0;
-  float rate = 0;
-  float gate = 0;
-
-  __device__ __forceinline__ void Load(const Rwkv7Params& p, long long row, int channel) {
-    const long long at = row * p.stride + channel;
-    r = p.r[at];
-    k = p.k[at];
-    v = p.v[at];
-    decay = p.decay[at];
-    rate = p.rate[at];
-    gate = p.gate[at];
-    if (p.value_mix != nullptr) {
-      v = fmaf(Sigmoid(p.value_mix[at]), p.first_value[at] - v, v);
-    }
-  }
-};
-
-// kDim: head_dim rounded up to a number that is compiled; also the threads of a block.
+// kDim: head_dim rounded up to a number that is compiled.
 template <int kDim>
-__global__ void __launch_bounds__(kDim) Rwkv7Kernel(const __grid_constant__ Rwkv7Params p) {
-  // One channel of the key after another; zeros behind head_dim.
-  __shared__ float4 vectors[kDim];  // kappa, alpha * kappa, decay, key
-  __shared__ float answers[kDim];   // r
-  __shared__ float of_warps[4][kDim / 32];
-  constexpr float kDecayScale = kRwkv7DecayScale;
-  constexpr float kShortest = kRwkv7ShortestKey;
-  const int channel = static_cast<int>(threadIdx.x);
+__global__ void __launch_bounds__(kRwkv7Threads)
+    Rwkv7Kernel(const __grid_constant__ Rwkv7Params p) {
+  using Channels = Rwkv7Channels<kDim>;
+  __shared__ Rwkv7Vectors<kDim> vectors;
   const int head = static_cast<int>(blockIdx.x);
+  const bool is_last = threadIdx.x / 32 == kRwkv7Warps - 1;
+  const bool mixes_values = p.value_mix != nullptr;
   const SequenceRun run = p.runs[blockIdx.y];
-  const bool inside = channel < p.head_dim;
-  const int at = head * p.head_dim + channel;
-  float* states = run.recurrent + p.state_offset +
-                  static_cast<long long>(head) * p.head_dim * p.head_dim + channel;
-  float state[kDim];
-#pragma unroll
-  for (int n = 0; n < kDim; ++n) {
-    state[n] = inside && n < p.head_dim ? states[n * p.head_dim] : 0.0f;
-  }
-  float key_scale = 0;
-  float key_rate = 0;
-  float bonus = 0;
-  float norm_weight = 1;
-  float norm_bias = 0;
-  if (inside) {
-    key_scale = p.key_scale[at];
-    key_rate = p.key_rate[at];
-    bonus = p.bonus[at];
-    if (p.norm_weight != nullptr) norm_weight = p.norm_weight[at];
-    if (p.norm_bias != nullptr) norm_bias = p.norm_bias[at];
-  }
+  float* states =
+      run.recurrent + p.state_offset + static_cast<long long>(head) * p.head_dim * p.head_dim;
+  Rwkv7State<kDim> state;
+  state.Load(states, p.head_dim);
+  Channels channels;
+  if (is_last) channels.LoadWeights(p, head, p.head_dim);
   PdlWait();
   PdlTrigger();
+  struct Inputs {
+    typename Channels::Token token;
+    float decay[Channels::kOfLane];
+    float rate[Channels::kOfLane];
+    float value_mix[Channels::kOfLane];
+  };
   Inputs next;
-  if (inside) next.Load(p, run.row, at);
+  const auto load_next = [&](int token) {
+    const long long at = static_cast<long long>(run.row + token) * p.stride + head * p.head_dim;
+    channels.Load(p, at, p.head_dim, mixes_values, next.token);
+#pragma unroll
+    for (int i = 0; i < Channels::kOfLane; ++i) {
+      const int channel = channels.Channel(i);
+      const bool inside = channel < p.head_dim;
+      next.decay[i] = inside ? p.decay[at + channel] : 0.0f;
+      next.rate[i] = inside ? p.rate[at + channel] : 0.0f;
+      next.token.gate[i] = inside ? p.gate[at + channel] : 0.0f;
+      next.value_mix[i] = inside && mixes_values ? p.value_mix[at + channel] : 0.0f;
+    }
+  };
+  if (is_last) load_next(0);
 #pragma unroll 1
   for (int token = 0; token < run.tokens; ++token) {
-    const Inputs now = next;
-    if (inside && token + 1 < run.tokens) next.Load(p, run.row + token + 1, at);
-    float kappa = now.k * key_scale;
-    const float alpha = Sigmoid(now.rate);
-    const float key = now.k * (1.0f + (alpha - 1.0f) * key_rate);
-    // The barriers in these sums also keep this token's vectors from overtaking the last one's.
-    const float length = sqrtf(BlockSum(kappa * kappa, of_warps[0]));
-    const float own = BlockSum(now.r * key * bonus, of_warps[1]);
-    kappa /= fmaxf(length, kShortest);
-    vectors[channel] =
-        make_float4(kappa, alpha * kappa, expf(-kDecayScale * Sigmoid(now.decay)), key);
-    answers[channel] = now.r;
+    if (is_last) {
+      const Inputs inputs = next;
+      channels.now = inputs.token;
+      if (token + 1 < run.tokens) load_next(token + 1);
+      channels.FindLength();
+      channels.Publish([&](int i) { return inputs.decay[i]; },
+                       [&](int i) { return inputs.rate[i]; },
+                       [&](int i) { return inputs.value_mix[i]; }, mixes_values, vectors);
+    }
     __syncthreads();
-    float found = 0;
-#pragma unroll
-    for (int n = 0; n < kDim; ++n) found = fmaf(vectors[n].x, state[n], found);
-    float y = 0;
-#pragma unroll
-    for (int n = 0; n < kDim; ++n) {
-      const float4 of = vectors[n];
-      state[n] = fmaf(of.z, state[n], fmaf(of.w, now.v, -of.y * found));
-      y = fmaf(answers[n], state[n], y);
-    }
-    const float size = 1.0f / static_cast<float>(p.head_dim);
-    const float mean = BlockSum(inside ? y : 0.0f, of_warps[2]) * size;
-    const float off = inside ? y - mean : 0.0f;
-    const float factor = rsqrtf(BlockSum(off * off, of_warps[3]) * size + p.norm_eps);
-    if (!inside) continue;
-    const float out = (fmaf(off * factor, norm_weight, norm_bias) + own * now.v) * now.gate;
+    state.Update(vectors);
+    __syncthreads();
+    if (!is_last) continue;
     const long long row = run.row + token;
-    p.output[row * p.stride + at] = out;
-    if (p.rounded_output != nullptr) {
-      p.rounded_output[row * p.rounded_output_stride + at] =
-          __bfloat16_as_ushort(__float2bfloat16_rn(out));
-    }
+    channels.Finish(vectors, p.head_dim, p.norm_eps, [&](int channel, float out) {
+      const int at = head * p.head_dim + channel;
+      p.output[row * p.stride + at] = out;
+      if (p.rounded_output != nullptr) {
+        p.rounded_output[row * p.rounded_output_stride + at] =
+            __bfloat16_as_ushort(__float2bfloat16_rn(out));
+      }
+    });
   }
-#pragma unroll
-  for (int n = 0; n < kDim; ++n) {
-    if (inside && n < p.head_dim) states[n * p.head_dim] = state[n];
-  }
+  state.Store(states, p.head_dim);
 }
 
 constexpr int kShiftThreads = 256;
@@ -164,14 +124,14 @@ __global__ void __launch_bounds__(kShiftThreads)
 }  // namespace
 
 void LaunchRwkv7(const Rwkv7Params& params, cudaStream_t stream) {
-  const auto launch = [&](auto kernel, int threads) {
+  const auto launch = [&](auto kernel) {
     Launch("the RWKV-7 kernel", kernel,
            dim3(static_cast<unsigned>(params.heads), static_cast<unsigned>(params.run_count)),
-           dim3(static_cast<unsigned>(threads)), 0, stream, params);
+           dim3(kRwkv7Threads), 0, stream, params);
   };
-  if (params.head_dim <= 32) return launch(Rwkv7Kernel<32>, 32);
-  if (params.head_dim <= 64) return launch(Rwkv7Kernel<64>, 64);
-  launch(Rwkv7Kernel<kMostRwkv7Dim>, kMostRwkv7Dim);
+  if (params.head_dim <= 32) return launch(Rwkv7Kernel<32>);
+  if (params.head_dim <= 64) return launch(Rwkv7Kernel<64>);
+  launch(Rwkv7Kernel<kMostRwkv7Dim>);
 }
 
 void LaunchTokenShift(const TokenShiftParams& params, int most_tokens, cudaStream_t stream) {

@@ -12,7 +12,8 @@ namespace adder::cuda {
 inline constexpr int kMostRwkv7Dim = 128;
 
 // Sizes and weights as Rwkv7 in model/plan.h. State of a sequence, from state_offset floats after
-// the start of its slot on: [heads, head_dim, head_dim], a row per channel of the key.
+// the start of its slot on, on an 8-byte boundary: [heads, head_dim, head_dim], a row per channel
+// of the key.
 struct Rwkv7Params {
   int heads = 0;
   int head_dim = 0;                  // at most kMostRwkv7Dim

@@ -31,7 +31,7 @@ class Rwkv7Kernels : public testing::TestWithParam<Sizes> {
     for (int i = 0; i < 8; ++i) {
       inputs_.push_back(numbers.Vector(static_cast<size_t>(kRaggedRows * stride_), 1.2f));
     }
-    slots_ = numbers.Vector(static_cast<size_t>(4 * (kOffset + inner_ * dim_ + 5)), 0.5f);
+    slots_ = numbers.Vector(static_cast<size_t>(4 * (kOffset + inner_ * dim_ + 6)), 0.5f);
   }
 
   RaggedResult Run(int at_a_time) const {
