@@ -436,6 +436,20 @@ struct WeightSpan {
                          __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16))));
     }
   }
+
+  // Multiply for span number `span` of those whose activations and units are given, with its
+  // weights where Copy put them.
+  __device__ static __forceinline__ void MultiplyCopied(const unsigned char* weights,
+                                                        const unsigned char* activations,
+                                                        int stride, const GroupUnit* units,
+                                                        int span, int lane, ScaleFormat format,
+                                                        float (&sums)[2]) {
+    Operands operands;
+    operands.Read(Operands::Place(activations, stride, lane) + span * Operands::kSpanBytes, lane);
+    Lane own;
+    own.Read(weights, lane);
+    Multiply(own, operands, units + span * kChunks * kChunkGroups<kWide>, lane, format, sums);
+  }
 };
 
 }  // namespace adder::cuda

@@ -55,13 +55,13 @@ __global__ void __launch_bounds__(kThreads) StepKernel(const __grid_constant__ S
   const SequenceRun run = p.runs[blockIdx.y];
   __shared__ Rwkv7Vectors<kDim> vectors;
   __shared__ float products[kUps][kDim];
-  // Weights [tiles][spans], operands, their scales.
+  // Weights [tiles][spans], operands, their units.
   extern __shared__ uint4 shared[];
   auto* bytes = reinterpret_cast<unsigned char*>(shared);
   const int all_spans = params.first_spans[kUps];
   const int all_chunks = params.first_chunks[kUps];
   unsigned char* operands = bytes + kTiles * all_spans * kPlaceBytes<F, kWide>;
-  auto* largest = reinterpret_cast<float*>(operands + OperandsAt(kUps, all_chunks));
+  auto* units = reinterpret_cast<GroupUnit*>(operands + OperandsAt(kUps, all_chunks));
   const auto is_dense = [&](const PackedMatrix& m) {
     return kMixed && m.format == WeightFormat::kBf16;
   };
@@ -137,8 +137,9 @@ __global__ void __launch_bounds__(kThreads) StepKernel(const __grid_constant__ S
       const float2 y = load_pair(col + kSecond);
       unsigned char* to = operands + OperandsAt(up, params.first_chunks[up]);
       if constexpr (IsQuantized(F)) {
-        QuantizeActivations<F>(x, y, lane, exists && !is_dense(own.matrix),
-                               to + chunk * kActivationBytesPerChunk, largest + place);
+        QuantizeActivations<F, kWide, false>(x, y, lane, exists && !is_dense(own.matrix),
+                                             to + chunk * kActivationBytesPerChunk,
+                                             units + place * kChunkGroups<kWide>);
       }
       if (exists && (!IsQuantized(F) || is_dense(own.matrix))) {
         auto* split = reinterpret_cast<__nv_bfloat16*>(to) + col;
@@ -159,11 +160,10 @@ __global__ void __launch_bounds__(kThreads) StepKernel(const __grid_constant__ S
 #pragma unroll 1
     for (int span = 0; span < spans; ++span, from += kPlaceBytes<F, kWide>) {
       if (is_dense(m)) {
-        DenseSpan::Multiply(from, x, largest, stride_of(up), nullptr, span, lane, m.scale_format,
-                            sums);
+        DenseSpan::MultiplyCopied(from, x, stride_of(up), units, span, lane, m.scale_format, sums);
       } else {
-        Span::Multiply(from, x, largest + first, stride_of(up), nullptr, span, lane, m.scale_format,
-                       sums);
+        Span::MultiplyCopied(from, x, stride_of(up), units + first * kChunkGroups<kWide>, span,
+                             lane, m.scale_format, sums);
       }
     }
 #pragma unroll
@@ -215,7 +215,8 @@ size_t SharedBytes(const StepParams& params) {
   const int tiles = params.mixer.head_dim / kTileRows;
   const int chunks = params.first_chunks[kUps];
   return static_cast<size_t>(tiles * params.first_spans[kUps] * kPlaceBytes<F, kWide> +
-                             OperandsAt(kUps, chunks) + chunks * 4);
+                             OperandsAt(kUps, chunks) +
+                             chunks * kChunkGroups<kWide> * int{sizeof(GroupUnit)});
 }
 
 // Of blocks that leave their multiprocessors room for the next kernel's, beside what is static.

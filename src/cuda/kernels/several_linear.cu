@@ -80,17 +80,18 @@ __global__ void __launch_bounds__(kMostWarps * 32, kRounds > 1 || F == WeightFor
   const int columns = spans * kSpanCols;
   const int stride = columns + kColumnPad;
 
-  // Shared memory: weights [warps][held_spans], activations, their scales, partial sums
+  // Shared memory: weights [warps][held_spans], activations, their units, partial sums
   // [warps][16], moments [preparing warps].
   extern __shared__ uint4 shared[];
   const int multiplying = params.row_warps * params.column_warps;
   unsigned char* bytes = reinterpret_cast<unsigned char*>(shared);
   unsigned char* weights = bytes + warp * params.held_spans * kSpanBytes<F, kWide>;
   unsigned char* activations = bytes + multiplying * params.held_spans * kSpanBytes<F, kWide>;
-  auto* largest = reinterpret_cast<float*>(
+  auto* units = reinterpret_cast<GroupUnit*>(
       activations + (IsQuantized(F) ? params.spans * Span::kChunks * kActivationBytesPerChunk
                                     : 4 * (params.spans * kSpanCols + kColumnPad)));
-  float* partial = largest + (IsQuantized(F) ? params.spans * Span::kChunks : 0);
+  float* partial = reinterpret_cast<float*>(
+      units + (IsQuantized(F) ? params.spans * Span::kChunks * kChunkGroups<kWide> : 0));
   auto* moments = reinterpret_cast<WarpMoments*>(partial + multiplying * kTileRows);
   __shared__ bool is_last;
 
@@ -118,8 +119,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, kRounds > 1 || F == WeightFor
   const auto prepare = [&](int col, float2 x, float2 y) {
     if constexpr (IsQuantized(F)) {
       const int chunk = col / kChunkCols;
-      QuantizeActivations<F>(x, y, lane, col < columns,
-                             activations + chunk * kActivationBytesPerChunk, largest + chunk);
+      QuantizeActivations<F, kWide, false>(x, y, lane, col < columns,
+                                           activations + chunk * kActivationBytesPerChunk,
+                                           units + chunk * kChunkGroups<kWide>);
     } else if (col < columns) {
       __nv_bfloat16* to = reinterpret_cast<__nv_bfloat16*>(activations) + col;
       SplitActivations(x, to, stride);
@@ -239,8 +241,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, kRounds > 1 || F == WeightFor
     float sums[2] = {0, 0};
 #pragma unroll 1
     for (int span = column_warp; span < spans; span += params.column_warps) {
-      Span::Multiply(weights, activations, largest, stride, nullptr, span, lane, m.scale_format,
-                     sums);
+      Span::MultiplyCopied(weights, activations, stride, units, span, lane, m.scale_format, sums);
       weights += kSpanBytes<F, kWide>;
     }
 #pragma unroll
@@ -278,8 +279,10 @@ template <WeightFormat F, bool kWide>
 size_t SharedBytes(const SeveralKernelParams& p) {
   const int warps = p.row_warps * p.column_warps;
   const int chunks = p.spans * kSpanChunks<F, kWide>;
-  const int activations = IsQuantized(F) ? chunks * (kActivationBytesPerChunk + 4)
-                                         : 4 * (chunks * kChunkCols + kColumnPad);
+  const int activations =
+      IsQuantized(F)
+          ? chunks * (kActivationBytesPerChunk + kChunkGroups<kWide> * int{sizeof(GroupUnit)})
+          : 4 * (chunks * kChunkCols + kColumnPad);
   return static_cast<size_t>(warps * p.held_spans * kSpanBytes<F, kWide> + activations +
                              warps * kTileRows * 4) +
          kMostWarps * sizeof(WarpMoments);
