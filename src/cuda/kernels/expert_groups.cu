@@ -190,11 +190,12 @@ __device__ __forceinline__ uint4 ActivateUnit(const ResultRule& rule, const __nv
   return *reinterpret_cast<const uint4*>(out);
 }
 
+// Blocks per multiprocessor that registers are kept for.
+constexpr int BlocksOf(int rows) { return rows == 128 ? 2 : rows == 64 ? 3 : 5; }
+
 // kSiluGated: results are silu(gate) * up, and the rule is not looked at.
 template <WeightFormat F, bool kWide, bool kSiluGated, int kRows>
-__global__ void __launch_bounds__(kThreads, kRows == 128  ? 2
-                                            : kRows == 64 ? 3
-                                                          : 4)
+__global__ void __launch_bounds__(kThreads, BlocksOf(kRows))
     GroupedKernel(const __grid_constant__ ExpertGroups groups,
                   const __grid_constant__ PackedMatrix m, const ResultRule rule,
                   const __nv_bfloat16* input, __nv_bfloat16* output) {
