@@ -70,7 +70,7 @@ bool HasSelections(const Program& program) {
 }
 
 bool AmplifiesRounding(const Program& program) {
-  return HasSelections(program) || HasAny<HeadsLinearOp, UpdateOp>(program);
+  return HasSelections(program) || HasAny<HeadsLinearOp, Rwkv7Op, UpdateOp>(program);
 }
 
 std::string UnsupportedPart([[maybe_unused]] Backend backend,

@@ -5,12 +5,12 @@
 // has ended and its writes are visible; then PdlTrigger, which lets the next kernel start its own
 // first part.
 //
-// Matrix-vector kernels of small matrices and Mamba-2 steps of large states trigger before they
-// wait, so a chain of them may run ahead of the kernels it depends on, though never of their
-// results: every kernel ends after the one before it. The kernels that begin a step (embedding) and
-// end it (sampling), like all others, trigger after the wait or not at all: so the first part of
-// any kernel of a step runs after the end of the step before, and may read the states, caches and
-// tables which that step wrote.
+// Matrix-vector kernels of small matrices, RWKV-7's step and Mamba-2 steps of large states trigger
+// before they wait, so a chain of them may run ahead of the kernels it depends on, though never of
+// their results: every kernel ends after the one before it. The kernels that begin a step
+// (embedding) and end it (sampling), like all others, trigger after the wait or not at all: so the
+// first part of any kernel of a step runs after the end of the step before, and may read the
+// states, caches and tables it wrote.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -132,6 +132,8 @@ TEST_F(RowUpdate, NormsLayers) {
   Check({.width = 600, .groups = 1, .centered = true, .weight = true, .bias = true});
   Check({.width = 130, .groups = 2, .centered = true, .gathers = true});
   Check({.width = 64, .groups = 1, .centered = true, .bias = true, .in_place = true});
+  Check({.width = 1024, .groups = 1, .centered = true, .weight = true, .bias = true});
+  Check({.width = 1100, .groups = 1, .centered = true, .weight = true, .gathers = true});
 }
 
 }  // namespace

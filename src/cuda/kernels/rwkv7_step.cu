@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(kThreads) StepKernel(const __grid_constant__ S
   const bool mixes_values = params.ups[kValueMix].matrix.rows != 0;
   const long long row = run.row;
 
-  PdlWait();
   PdlTrigger();
+  PdlWait();
   const long long at = row * p.stride + head * kDim;
   if (is_last) {
     channels.Load(p, at, kDim, mixes_values, channels.now);

@@ -91,6 +91,8 @@ class Rwkv7Steps : public testing::TestWithParam<Format> {
           LaunchRwkv7Step(params, stream);
         });
 
+    // Activations become integers of 16 bits, whose error a large gate multiplies.
+    const double tolerance = quantized ? 1e-3 : 3e-4;
     const size_t slot_floats = slots.size() / 4;
     const auto head_dim = static_cast<size_t>(dim);
     for (int sequence = 0; sequence < kRaggedSequences; ++sequence) {
@@ -122,7 +124,7 @@ class Rwkv7Steps : public testing::TestWithParam<Format> {
           const std::vector<double> expected = Rwkv7Step(head_dim, value_mix, input, vector, state);
           for (size_t c = 0; c < head_dim; ++c) {
             const size_t at = static_cast<size_t>(row * stride + head * dim) + c;
-            ASSERT_NEAR(found.output[at], expected[c], 3e-4 * (1 + std::abs(expected[c])))
+            ASSERT_NEAR(found.output[at], expected[c], tolerance * (1 + std::abs(expected[c])))
                 << "sequence " << sequence << " token " << token << " head " << head << " of "
                 << dim << ", dim " << c;
           }
