@@ -73,6 +73,21 @@ class TerminalTest(CommandTest):
         terminal.send(CTRL_D)
         self.assertEqual(terminal.exit_code(), 0)
 
+    def test_end_of_input_hands_over_what_was_written_during_a_reply(self) -> None:
+        terminal = self.open("-n", "100")
+        at = terminal.wait_for(b"> ")
+        terminal.send(b"Once upon a time\n")
+        at = terminal.wait_for(b"Once upon a time\r\n", at)
+        # In the terminal's line mode Ctrl-D ends a line without a line break ...
+        terminal.send(b"/nonsense" + CTRL_D)
+        at = terminal.wait_for(b"There is no command /nonsense;", at)
+        # ... and an empty one ends the input.
+        at = terminal.wait_for(b"> ", at)
+        terminal.send(b"Once upon a time\n")
+        terminal.wait_for(b"Once upon a time\r\n", at)
+        terminal.send(CTRL_D)
+        self.assertEqual(terminal.exit_code(), 0)
+
 
 @needs_demo
 class PipeTest(CommandTest):

@@ -2,6 +2,7 @@
 
 #include <histedit.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -20,34 +21,6 @@ namespace {
 constexpr int kHistoryLines = 1000;
 
 struct sigaction previous_action;
-
-// Reads one character for libedit. libedit's own reader goes on after a signal; this one gives up
-// when Ctrl-C was pressed, so that Read can drop the line.
-int ReadCharacter(EditLine*, wchar_t* character) {
-  std::mbstate_t state{};
-  for (;;) {
-    if (InterruptFlag::raised()) return -1;
-    char byte = 0;
-    const ssize_t got = read(STDIN_FILENO, &byte, 1);
-    if (got == 0) return 0;
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      return -1;
-    }
-    size_t length = std::mbrtowc(character, &byte, 1, &state);
-    if (length == static_cast<size_t>(-1)) {
-      // The character before may have been cut off, and this byte be a good one.
-      state = {};
-      length = std::mbrtowc(character, &byte, 1, &state);
-    }
-    if (length == static_cast<size_t>(-2)) continue;  // more bytes of this character are to come
-    if (length == static_cast<size_t>(-1)) {
-      state = {};
-      continue;
-    }
-    return 1;
-  }
-}
 
 }  // namespace
 
@@ -68,15 +41,57 @@ struct LineReader::Editor {
   HistEvent event{};
   std::string prompt;
   std::string file;
+  // Bytes that were typed before the terminal left its line mode, and are not read yet.
+  int typed_ahead = 0;
 
   ~Editor() {
     if (line != nullptr) el_end(line);
     if (history != nullptr) history_end(history);
   }
-  static char* Prompt(EditLine* line) {
+  static Editor& Of(EditLine* line) {
     void* data = nullptr;
     el_get(line, EL_CLIENTDATA, &data);
-    return static_cast<Editor*>(data)->prompt.data();
+    return *static_cast<Editor*>(data);
+  }
+  static char* Prompt(EditLine* line) { return Of(line).prompt.data(); }
+
+  // Reads one character for libedit. libedit's own reader goes on after a signal; this one gives up
+  // when Ctrl-C was pressed, so that Read can drop the line.
+  static int ReadCharacter(EditLine* line, wchar_t* character) {
+    int& typed_ahead = Of(line).typed_ahead;
+    std::mbstate_t state{};
+    for (;;) {
+      if (InterruptFlag::raised()) return -1;
+      char byte = 0;
+      const ssize_t got = read(STDIN_FILENO, &byte, 1);
+      if (got == 0) return 0;
+      if (got < 0) {
+        if (errno == EINTR) continue;
+        return -1;
+      }
+      // A Ctrl-D of the line mode is kept as a zero. There it hands over the line written so far,
+      // or without one ends the input.
+      const bool ahead = typed_ahead > 0;
+      if (ahead) --typed_ahead;
+      if (ahead && byte == 0) {
+        const LineInfo* info = el_line(line);
+        if (info->lastchar == info->buffer) return 0;
+        *character = L'\n';
+        return 1;
+      }
+      size_t length = std::mbrtowc(character, &byte, 1, &state);
+      if (length == static_cast<size_t>(-1)) {
+        // The character before may have been cut off, and this byte be a good one.
+        state = {};
+        length = std::mbrtowc(character, &byte, 1, &state);
+      }
+      if (length == static_cast<size_t>(-2)) continue;  // more bytes of this character are to come
+      if (length == static_cast<size_t>(-1)) {
+        state = {};
+        continue;
+      }
+      return 1;
+    }
   }
 };
 
@@ -96,7 +111,7 @@ LineReader::LineReader(std::string prompt, std::filesystem::path history)
   el_set(editor->line, EL_PROMPT, &Editor::Prompt);
   el_set(editor->line, EL_EDITOR, "emacs");
   el_set(editor->line, EL_HIST, ::history, editor->history);
-  el_set(editor->line, EL_GETCFN, &ReadCharacter);
+  el_set(editor->line, EL_GETCFN, &Editor::ReadCharacter);
   ::history(editor->history, &editor->event, H_SETSIZE, kHistoryLines);
   ::history(editor->history, &editor->event, H_SETUNIQUE, 1);
   if (!history.empty()) {
@@ -126,6 +141,7 @@ LineReader::Outcome LineReader::Read(std::string& line) {
   // Before the prompt: a Ctrl-D that answers it would otherwise reach the terminal in its line
   // mode, whose end of file libedit does not see.
   el_set(editor_->line, EL_PREP_TERM, 1);
+  if (ioctl(STDIN_FILENO, FIONREAD, &editor_->typed_ahead) != 0) editor_->typed_ahead = 0;
   const char* text = el_gets(editor_->line, &count);
   if (InterruptFlag::Take()) {
     std::fputs("^C\n", stdout);

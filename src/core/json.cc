@@ -208,7 +208,8 @@ std::string PrintJson(const Json& value) {
 
 JsonObject::JsonObject(const Json& value, std::string where)
     : value_(&value), where_(std::move(where)) {
-  if (!value.is_object()) Fail(where_, " should hold a JSON object.");
+  // A number that is not finite is an object only as far as this code writes it.
+  if (!value.is_object() || AsNumber(value)) Fail(where_, " should hold a JSON object.");
 }
 
 const Json* JsonObject::Find(std::initializer_list<std::string_view> keys) const {

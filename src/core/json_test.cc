@@ -100,6 +100,9 @@ TEST(JsonObject, NestedObjectsCarryTheirPath) {
   EXPECT_NE(MessageOf([&] { object.Strings({"list"}); }).find("strings only"), std::string::npos);
   EXPECT_NE(MessageOf([&] { object.Numbers({"list"}); }).find("numbers only"), std::string::npos);
   EXPECT_EQ(MessageOf([&] { object.Object({"list"}); }), "c.json: list should hold a JSON object.");
+  const Json number = ParseJson(R"({"rope_scaling": NaN})", "c.json");
+  EXPECT_EQ(MessageOf([&] { JsonObject(number, "c.json").Object({"rope_scaling"}); }),
+            "c.json: rope_scaling should hold a JSON object.");
 }
 
 TEST(PrintJson, WritesWhatItReadAndNonFiniteWordsBare) {

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "model/config_parts.h"
 
 namespace adder {
 namespace {
@@ -212,15 +213,10 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial
 
 std::vector<bool> ReadExpertLayers(const JsonObject& config, int64_t layers) {
   const int64_t step = ReadSize(config, {"decoder_sparse_step"}, 1);
-  std::vector<bool> sparse;
-  for (int64_t layer = 0; layer < layers; ++layer) sparse.push_back((layer + 1) % step == 0);
-  for (const double index : config.Numbers({"mlp_only_layers"})) {
-    // Written so that NaN and fractions fail.
-    if (!(index >= 0 && index < static_cast<double>(layers)) || index != std::floor(index)) {
-      Fail(config.where(), ": the field mlp_only_layers has the entry ", index,
-           "; layers are numbered 0 to ", layers - 1, ".");
-    }
-    sparse[static_cast<size_t>(index)] = false;
+  std::vector<bool> sparse = ReadListedLayers(config, "mlp_only_layers", layers);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const auto i = static_cast<size_t>(layer);
+    sparse[i] = !sparse[i] && (layer + 1) % step == 0;
   }
   return sparse;
 }

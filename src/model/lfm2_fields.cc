@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
@@ -10,25 +11,10 @@ namespace {
 
 constexpr double kDefaultTheta = 1e6;
 
-// Entries of full_attn_idxs; nothing when the field is absent.
-std::vector<bool> ReadAttentionIndices(const JsonObject& config, int64_t layers) {
-  std::vector<bool> is_attention;
-  if (!config.Has("full_attn_idxs")) return is_attention;
-  is_attention.assign(static_cast<size_t>(layers), false);
-  for (const double index : config.Numbers({"full_attn_idxs"})) {
-    // Written so that NaN and fractions fail.
-    if (!(index >= 0 && index < static_cast<double>(layers)) || index != std::floor(index)) {
-      Fail(config.where(), ": the field full_attn_idxs has the entry ", index,
-           "; layers are numbered 0 to ", layers - 1, ".");
-    }
-    is_attention[static_cast<size_t>(index)] = true;
-  }
-  return is_attention;
-}
-
 // layer_types, or in the original configs full_attn_idxs; without both all layers are attention.
 std::vector<bool> ReadLayers(const JsonObject& config, int64_t layers) {
-  const std::vector<bool> listed = ReadAttentionIndices(config, layers);
+  std::vector<bool> listed;
+  if (config.Has("full_attn_idxs")) listed = ReadListedLayers(config, "full_attn_idxs", layers);
   if (!config.Has("layer_types")) {
     return listed.empty() ? std::vector<bool>(static_cast<size_t>(layers), true) : listed;
   }

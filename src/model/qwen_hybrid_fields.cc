@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
@@ -260,9 +261,8 @@ Plan BuildQwenHybrid(const QwenHybridForm& form, const JsonObject& config, bool 
 
 Plan BuildQwenHybridText(const QwenHybridForm& form, const JsonObject& config,
                          const TensorNames& names) {
-  const std::optional<JsonObject> text = config.Object({"text_config"});
   const bool tied = config.Bool({"tie_word_embeddings"}, false);
-  return BuildQwenHybrid(form, text ? *text : config, tied, names);
+  return BuildQwenHybrid(form, ReadTextConfig(config), tied, names);
 }
 
 }  // namespace adder

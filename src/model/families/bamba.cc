@@ -2,7 +2,7 @@
 // the first half of each head. Hugging Face and MLX files use the same names.
 #include <cmath>
 
-#include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
@@ -10,14 +10,9 @@ namespace {
 
 // attn_layer_indices lists the attention layers; all others are Mamba-2.
 std::vector<LayerKind> ReadLayerKinds(const JsonObject& config, int64_t layers) {
-  std::vector<LayerKind> kinds(static_cast<size_t>(layers), LayerKind::kMamba);
-  for (const double index : config.Numbers({"attn_layer_indices"})) {
-    // Written so that NaN and fractions fail.
-    if (!(index >= 0 && index < static_cast<double>(layers)) || index != std::floor(index)) {
-      Fail(config.where(), ": the field attn_layer_indices has the entry ", index,
-           "; layers are numbered 0 to ", layers - 1, ".");
-    }
-    kinds[static_cast<size_t>(index)] = LayerKind::kAttention;
+  std::vector<LayerKind> kinds;
+  for (const bool attention : ReadListedLayers(config, "attn_layer_indices", layers)) {
+    kinds.push_back(attention ? LayerKind::kAttention : LayerKind::kMamba);
   }
   return kinds;
 }
@@ -39,6 +34,8 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   Attention attention = ReadAttentionSizes(config, plan.hidden);
   attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
   attention.rope = ReadRope(config, attention.head_dim, 0.5);
+  // The first files state the turned part of each head itself.
+  RequireInt(config, "attn_rotary_emb", attention.rope->rotary_dim);
 
   const Mamba2 mamba = ReadMamba2Sizes(config, plan.hidden);
   Mamba2Options mamba_options;

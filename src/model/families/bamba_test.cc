@@ -43,6 +43,7 @@ TEST(Bamba, AbsurdValuesAreRefused) {
   for (const char* value : {"[3]", "[-1]", "[0.5]", "[NaN]", "1", "[\"0\"]"}) {
     ExpectRefused(Config(), "attn_layer_indices", value, "attn_layer_indices");
   }
+  ExpectRefused(Config(), "attn_rotary_emb", "4", "attn_rotary_emb");
 }
 
 TEST(Bamba, ClaimsEveryTensorOfTheConformanceCase) {

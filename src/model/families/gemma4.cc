@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
@@ -31,13 +32,14 @@ struct Sizes {
 std::vector<Layer> ReadLayers(const JsonObject& config, int64_t count) {
   std::vector<Layer> layers(static_cast<size_t>(count));
   const std::vector<std::string> types = config.Strings({"layer_types"});
-  if (!types.empty() && static_cast<int64_t>(types.size()) != count) {
+  const bool stated = config.Has("layer_types");
+  if (stated && static_cast<int64_t>(types.size()) != count) {
     Fail(config.where(), ": the field layer_types has ", types.size(),
          " entries, but the model has ", count, " layers.");
   }
   for (size_t i = 0; i < layers.size(); ++i) {
-    layers[i].full = types.empty() ? (i + 1) % 6 == 0 : types[i] == "full_attention";
-    if (!types.empty() && !layers[i].full && types[i] != "sliding_attention") {
+    layers[i].full = stated ? types[i] == "full_attention" : (i + 1) % 6 == 0;
+    if (stated && !layers[i].full && types[i] != "sliding_attention") {
       Fail(config.where(), ": the field layer_types has the entry \"", types[i],
            "\"; \"sliding_attention\" and \"full_attention\" are known.");
     }
@@ -77,7 +79,6 @@ Rope ReadLayerRope(const JsonObject& config, const char* type, int64_t head_dim,
     Fail(parameters.where(), ": the rope_type \"", scaling,
          "\" is not implemented for this family; \"default\" and \"proportional\" are.");
   }
-  RequireMultiple(config, "head_dim", head_dim, "2", 2);
   const double turned = ReadScale(parameters, {"partial_rotary_factor"}, partial);
   // Written so that NaN fails.
   if (!(turned > 0 && turned <= 1)) {
@@ -137,6 +138,7 @@ void ReadLayerOverrides(const JsonObject& overrides, const std::vector<Layer>& l
   }
   const JsonObject common(of_full, overrides.where());
   full.head_dim = common.Int({"head_dim"}, 1, kMaxHeadDim, full.head_dim);
+  RequireMultiple(common, "head_dim", full.head_dim, "2", 2);
   full.kv_heads = ReadSize(common, {"num_key_value_heads"}, full.kv_heads);
   RequireMultiple(common, "num_attention_heads", full.heads, "num_key_value_heads", full.kv_heads);
 }
@@ -145,6 +147,7 @@ void ReadLayerOverrides(const JsonObject& overrides, const std::vector<Layer>& l
 void ReadAttentionKinds(const JsonObject& config, int64_t hidden, Sizes& sizes) {
   Attention& window = sizes.window;
   window = ReadAttentionSizes(config, hidden, 256);
+  RequireMultiple(config, "head_dim", window.head_dim, "2", 2);
   window.scale = 1;
   window.window = ReadSize(config, {"sliding_window"}, 512);
   window.rope = ReadLayerRope(config, "sliding_attention", window.head_dim, 10000, "default", 1);
@@ -157,6 +160,7 @@ void ReadAttentionKinds(const JsonObject& config, int64_t hidden, Sizes& sizes) 
     return;
   }
   full.head_dim = config.Int({"global_head_dim"}, 1, kMaxHeadDim, 512);
+  RequireMultiple(config, "global_head_dim", full.head_dim, "2", 2);
   if (full.values_from_keys) {
     full.kv_heads = ReadSize(config, {"num_global_key_value_heads"}, window.kv_heads);
     RequireMultiple(config, "num_attention_heads", full.heads, "num_global_key_value_heads",
@@ -330,8 +334,8 @@ std::string FindRoot(const TensorNames& names, bool multimodal) {
 }
 
 Plan Build(const JsonObject& whole, const TensorNames& names) {
-  const std::optional<JsonObject> nested = whole.Object({"text_config"});
-  const JsonObject& config = nested ? *nested : whole;
+  const bool nested = whole.Has("text_config");
+  const JsonObject config = ReadTextConfig(whole);
   Plan plan;
   plan.family = "gemma4";
   plan.vocab = ReadVocab(config, {"vocab_size"});
@@ -348,7 +352,7 @@ Plan Build(const JsonObject& whole, const TensorNames& names) {
   const Sizes sizes = ReadSizes(config, plan.hidden);
   if (sizes.layer_input > 0) RequireInt(config, "vocab_size_per_layer_input", plan.vocab);
 
-  const std::string root = FindRoot(names, nested.has_value());
+  const std::string root = FindRoot(names, nested);
   const JsonObject& tied_source = config.Has("tie_word_embeddings") ? config : whole;
   const bool tied = tied_source.Bool({"tie_word_embeddings"}, true);
   AddEmbeddingAndHead(plan, root + ".embed_tokens", root + ".norm", "lm_head", tied, sizes.eps);

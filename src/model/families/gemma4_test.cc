@@ -173,6 +173,7 @@ TEST(Gemma4, AbsurdValuesAreRefused) {
       Config(), {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                  "vocab_size", "head_dim", "global_head_dim", "sliding_window"});
   ExpectRefused(Config(), "layer_types", R"(["full_attention"])", "layer_types");
+  ExpectRefused(Config(), "layer_types", "[]", "layer_types");
   ExpectRefused(Config(), "num_kv_shared_layers", "5", "num_kv_shared_layers");
   ExpectRefused(Config(), "num_kv_shared_layers", "4", "num_kv_shared_layers");
   ExpectRefused(Config(), "use_bidirectional_attention", "\"all\"", "use_bidirectional_attention");
@@ -187,6 +188,25 @@ TEST(Gemma4, AbsurdValuesAreRefused) {
                       factor + "}}",
                   "partial_rotary_factor");
   }
+}
+
+TEST(Gemma4, ErrorsNameTheFieldThatIsWrong) {
+  // Which heads cannot turn by halves.
+  ExpectRefused(Config(), "head_dim", "7", "field head_dim (7)");
+  ExpectRefused(Config(), "global_head_dim", "15", "field global_head_dim (15)");
+  ExpectRefused(Config(), "per_layer_config", R"({"1": {"head_dim": 15}, "4": {"head_dim": 15}})",
+                "per_layer_config: the field head_dim (15)");
+  Json nested = Experts();
+  nested["text_config"]["global_head_dim"] = -16;
+  EXPECT_NE(BuildError(nested).find("text_config: the field global_head_dim is -16"),
+            std::string::npos);
+  // A multimodal config whose text model is not there, or is no object.
+  for (const char* text : {"null", "3", "[]", "\"text\""}) {
+    ExpectRefused(Experts(), "text_config", text, "text_config");
+  }
+  EXPECT_NE(BuildError(Without(Experts(), "text_config")).find("lacks the field text_config"),
+            std::string::npos);
+  ExpectRefused(Experts(), "text_config", "{}", "text_config lacks the field vocab_size");
 }
 
 TEST(Gemma4, ClaimsEveryTensorOfTheConformanceCases) {

@@ -59,6 +59,8 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const bool bias = config.Bool({"attention_bias"}, false);
 
   LatentAttention sizes = ReadLatentAttentionSizes(config);
+  config.Int({"qk_rope_head_dim"}, 2, kMaxHeadDim);
+  RequireMultiple(config, "qk_rope_head_dim", sizes.rope_dim, "2", 2);
   sizes.rope = ReadRope(config, sizes.rope_dim);
   sizes.rope->interleaved = config.Bool({"rope_interleave"}, true);
 

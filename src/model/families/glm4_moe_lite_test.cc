@@ -86,11 +86,8 @@ TEST(Glm4MoeLite, AbsurdValuesAreRefused) {
       Config(), {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                  "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim",
                  "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"});
-  for (const char* value : {"-1", "1e300", "\"4\""}) {
+  for (const char* value : {"-1", "1e300", "\"4\"", "0", "3"}) {
     ExpectRefused(Config(), "qk_rope_head_dim", value, "qk_rope_head_dim");
-  }
-  for (const char* value : {"0", "3"}) {
-    ExpectRefused(Config(), "qk_rope_head_dim", value, "even number");
   }
   ExpectRefused(Config(), "mlp_layer_types", R"(["dense"])", "mlp_layer_types");
   ExpectRefused(Config(), "mlp_layer_types", R"(["dense", "moe", "sparse"])", "mlp_layer_types");

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 #include "model/latent_attention_fields.h"
 
@@ -14,26 +15,15 @@ namespace {
 
 // linear_attn_config names both kinds of layers, counted from 1.
 std::vector<LayerKind> ReadKinds(const JsonObject& linear, int64_t layers) {
-  std::vector<int> seen(static_cast<size_t>(layers), 0);
-  std::vector<LayerKind> kinds(static_cast<size_t>(layers), LayerKind::kAttention);
-  for (const bool delta : {true, false}) {
-    const char* key = delta ? "kda_layers" : "full_attn_layers";
-    for (const double number : linear.Numbers({key})) {
-      // Written so that NaN and fractions fail.
-      if (!(number >= 1 && number <= static_cast<double>(layers)) || number != std::floor(number)) {
-        Fail(linear.where(), ": the field ", key, " has the entry ", number,
-             "; layers are numbered 1 to ", layers, ".");
-      }
-      const auto layer = static_cast<size_t>(number) - 1;
-      ++seen[layer];
-      if (delta) kinds[layer] = LayerKind::kMamba;
-    }
-  }
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    if (seen[static_cast<size_t>(layer)] != 1) {
+  const std::vector<bool> delta = ReadListedLayers(linear, "kda_layers", layers, 1);
+  const std::vector<bool> attention = ReadListedLayers(linear, "full_attn_layers", layers, 1);
+  std::vector<LayerKind> kinds;
+  for (size_t layer = 0; layer < delta.size(); ++layer) {
+    if (delta[layer] == attention[layer]) {
       Fail(linear.where(), ": the fields kda_layers and full_attn_layers should name layer ",
            layer + 1, " once in all.");
     }
+    kinds.push_back(delta[layer] ? LayerKind::kMamba : LayerKind::kAttention);
   }
   return kinds;
 }

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
@@ -37,12 +38,9 @@ std::vector<LayerKind> ReadLayerKinds(const JsonObject& config, int64_t layers) 
 // its window would slide.
 std::vector<int64_t> ReadWindows(const JsonObject& config, int64_t layers, int64_t positions) {
   const int64_t before = config.Int({"attention_window_size"}, 1, int64_t{1} << 40, 2048);
-  const std::vector<double> full = config.Numbers({"full_attention_idx"});
   std::vector<int64_t> windows;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    const bool slides =
-        std::find(full.begin(), full.end(), static_cast<double>(layer)) == full.end();
-    windows.push_back(slides && before + 1 < positions ? before + 1 : 0);
+  for (const bool full : ReadListedLayers(config, "full_attention_idx", layers)) {
+    windows.push_back(!full && before + 1 < positions ? before + 1 : 0);
   }
   return windows;
 }

@@ -81,6 +81,13 @@ TEST(Plamo2, AttentionSlidesWhereItIsNotFull) {
             (std::vector<int64_t>{511, 511}));
 }
 
+TEST(Plamo2, FullAttentionIsOfLayersThatAreThere) {
+  for (const char* value : {"[5]", "[-1]", "[1.5]", "[NaN]", "[1, 4, 1]", "[\"1\"]", "[[1]]", "1",
+                            "\"all\"", "{}", "true"}) {
+    ExpectRefused(Config(), "full_attention_idx", value, "full_attention_idx");
+  }
+}
+
 TEST(Plamo2, KindsOfLayers) {
   const Plan no_mamba = BuildPlan(With(Config(), "mamba_enabled", "false"));
   EXPECT_TRUE(std::holds_alternative<Attention>(no_mamba.blocks[0].mixers[0]));

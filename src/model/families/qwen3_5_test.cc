@@ -76,6 +76,8 @@ TEST(Qwen35, ErrorsNameTheField) {
   Json config = Config();
   config["text_config"]["linear_key_head_dim"] = 0;
   EXPECT_NE(BuildError(config).find("linear_key_head_dim"), std::string::npos);
+  EXPECT_NE(BuildError(Without(Config(), "text_config")).find("lacks the field text_config"),
+            std::string::npos);
   ExpectRefused(Text(), "layer_types", "[\"full_attention\"]", "layer_types");
   ExpectRefused(Text(), "layer_types", "[\"conv\", \"full_attention\"]", "conv");
 }

@@ -6,13 +6,16 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
 namespace {
 
-// Which layers are hybrid.
+// Which layers are hybrid: those that layers_block_type calls so, or hybrid_layer_ids lists.
 std::vector<bool> ReadHybridLayers(const JsonObject& config, int64_t layers) {
+  const std::vector<bool> listed = ReadListedLayers(config, "hybrid_layer_ids", layers);
+  if (config.Has("hybrid_layer_ids") && !config.Has("layers_block_type")) return listed;
   std::vector<bool> hybrid;
   for (const std::string& type : config.Strings({"layers_block_type"})) {
     if (type != "mamba" && type != "hybrid") {
@@ -24,6 +27,10 @@ std::vector<bool> ReadHybridLayers(const JsonObject& config, int64_t layers) {
   if (static_cast<int64_t>(hybrid.size()) != layers) {
     Fail(config.where(), ": the field layers_block_type has ", hybrid.size(),
          " entries, but the model has ", layers, " layers.");
+  }
+  if (config.Has("hybrid_layer_ids") && listed != hybrid) {
+    Fail(config.where(),
+         ": the fields layers_block_type and hybrid_layer_ids name different hybrid layers.");
   }
   return hybrid;
 }

@@ -79,6 +79,20 @@ TEST(Zamba2, TimeStepsHaveTheLimitsOfTheConfig) {
   EXPECT_FLOAT_EQ(std::get<Mamba2>(plan.blocks[0].mixers[0]).dt_min, 0.01f);
 }
 
+TEST(Zamba2, HybridLayersMayBeListedByNumber) {
+  const Json numbered =
+      With(Without(Config(), "layers_block_type"), "hybrid_layer_ids", "[1, 4, 2]");
+  EXPECT_EQ(PlanString(BuildPlan(numbered)), PlanString(BuildPlan(Config())));
+  EXPECT_EQ(BuildError(With(Config(), "hybrid_layer_ids", "[1, 2, 4]")), "");
+  // They have to be the layers of layers_block_type.
+  for (const char* value : {"[1, 2]", "[]", "[5]", "[-1]", "[1, 2, 2, 4]", "[1.5]", "[\"1\"]", "2",
+                            "\"last\"", "{}", "true"}) {
+    ExpectRefused(Config(), "hybrid_layer_ids", value, "hybrid_layer_ids");
+  }
+  EXPECT_NE(BuildError(Without(Config(), "layers_block_type")).find("layers_block_type"),
+            std::string::npos);
+}
+
 TEST(Zamba2, AbsurdValuesAreRefused) {
   ExpectAbsurdSizesRefused(
       Config(), {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
