@@ -28,6 +28,7 @@ struct StepParams {
   // do; the last: how many there are.
   int first_spans[kUps + 1];
   int first_chunks[kUps + 1];
+  bool triggers_early;
 };
 
 // Of the largest span that a kernel for this format meets.
@@ -110,8 +111,10 @@ __global__ void __launch_bounds__(kThreads) StepKernel(const __grid_constant__ S
   const bool mixes_values = params.ups[kValueMix].matrix.rows != 0;
   const long long row = run.row;
 
-  PdlTrigger();
+  // A few blocks leave room for the next kernels' to wait beside them.
+  if (params.triggers_early) PdlTrigger();
   PdlWait();
+  if (!params.triggers_early) PdlTrigger();
   const long long at = row * p.stride + head * kDim;
   if (is_last) {
     channels.Load(p, at, kDim, mixes_values, channels.now);
@@ -199,7 +202,11 @@ int RoundedUp(int value, int by) { return (value + by - 1) / by; }
 // How the matrices' spans and operands lie.
 template <WeightFormat F, bool kWide>
 StepParams Place(const Rwkv7StepParams& step) {
-  StepParams params = {step.mixer, {step.decay, step.rate, step.gate, step.value_mix}, {}, {}};
+  StepParams params = {step.mixer,
+                       {step.decay, step.rate, step.gate, step.value_mix},
+                       {},
+                       {},
+                       step.mixer.run_count == 1};
   for (int up = 0; up < kUps; ++up) {
     const PackedMatrix& m = params.ups[up].matrix;
     const int chunks = IsQuantized(m.format) ? kSpanChunks<F, kWide> : 1;

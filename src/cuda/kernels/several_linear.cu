@@ -2,11 +2,10 @@
 //
 // Phases: (1) each warp copies its spans of weights to shared memory; with a shift, the norm's
 // weight and bias, the mix and the previous row are loaded, and when all of the block has them the
-// block arrives, without waiting for the count; (2) PdlWait; (3) the row is loaded; with a shift
-// its mean and the sum of squares around it, of each warp and then of all of them; barrier; the row
-// is normed, mixed and made into operands in shared memory (matvec_phases.cuh); barrier; (4) warps
-// multiply; partial sums to shared memory; barrier; a warp per tile adds them up, with bias and
-// activation.
+// block arrives; (2) PdlWait; (3) the row is loaded; with a shift its mean and the sum of squares
+// around it, of each warp and then of all of them; barrier; the row is normed, mixed and made into
+// operands in shared memory (matvec_phases.cuh); barrier; (4) warps multiply; partial sums to
+// shared memory; barrier; a warp per tile adds them up, with bias and activation.
 //
 // Ownership: blockIdx.y is a token. Blocks of the matrices follow one another; one owns row_warps
 // tiles of its matrix, and column warp w of column_warps the spans w, w + column_warps, ... A warp
@@ -82,7 +81,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, kRounds > 1 || F == WeightFor
   const int stride = columns + kColumnPad;
 
   // Shared memory: weights [warps][held_spans], activations, their units, partial sums
-  // [warps][16], moments, with a shift the normed row.
+  // [warps][16], moments [preparing warps].
   extern __shared__ uint4 shared[];
   const int multiplying = params.row_warps * params.column_warps;
   unsigned char* bytes = reinterpret_cast<unsigned char*>(shared);
@@ -94,11 +93,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, kRounds > 1 || F == WeightFor
   float* partial = reinterpret_cast<float*>(
       units + (IsQuantized(F) ? params.spans * Span::kChunks * kChunkGroups<kWide> : 0));
   auto* moments = reinterpret_cast<WarpMoments*>(partial + multiplying * kTileRows);
-  float* normed_row = reinterpret_cast<float*>(moments + kMostWarps);
   __shared__ bool is_last;
-  // With a shift: the previous row, and of thread 0 how many blocks had arrived before.
-  float* state = nullptr;
-  unsigned arrived = 0;
 
   if (multiplies) {
     unsigned char* to = weights;
@@ -137,7 +132,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, kRounds > 1 || F == WeightFor
   if constexpr (kShifts) {
     constexpr int kPairs = 2 * kRounds;
     const auto col_of = [&](int pair) { return first_col + pair / 2 * step + pair % 2 * kSecond; };
-    state = p.shift.runs[p.shift.row_runs[token]].recurrent + p.shift.state_offset;
+    float* state = p.shift.runs[p.shift.row_runs[token]].recurrent + p.shift.state_offset;
     float2 weight[kPairs];
     float2 offset[kPairs];
     float2 mix[kPairs];
@@ -153,13 +148,17 @@ __global__ void __launch_bounds__(kMostWarps * 32, kRounds > 1 || F == WeightFor
         previous[i] = col < m.cols ? make_float2(state[col], state[col + 1]) : make_float2(0, 0);
       }
     }
-    // The vote makes the barrier wait for the loads themselves, and the write depends on what the
-    // last arrival returns: no fence is needed for the one to come behind the other.
+    // The vote makes the barrier wait for the loads themselves.
     float read = 0;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) read += previous[i].x + previous[i].y;
     __syncthreads_or(read != 0);
-    if (thread == 0) arrived = atomicAdd(p.arrivals + token, 1u);
+    if (thread == 0) {
+      __threadfence();
+      is_last = atomicAdd(p.arrivals + token, 1u) == gridDim.x - 1;
+      if (is_last) p.arrivals[token] = 0;
+      __threadfence();
+    }
     const float* input = p.shift.input + token * p.shift.input_stride;
 
     if (params.triggers_early) PdlTrigger();
@@ -212,7 +211,10 @@ __global__ void __launch_bounds__(kMostWarps * 32, kRounds > 1 || F == WeightFor
         x[i].x = normed(x[i].x, weight[i].x, offset[i].x);
         x[i].y = normed(x[i].y, weight[i].y, offset[i].y);
         const int col = col_of(i);
-        if (col < m.cols) *reinterpret_cast<float2*>(normed_row + col) = x[i];
+        if (is_last && col < m.cols) {
+          state[col] = x[i].x;
+          state[col + 1] = x[i].y;
+        }
         // Zero beyond the last column, as all that it is made of.
         x[i].x = fmaf(mix[i].x, previous[i].x - x[i].x, x[i].x);
         x[i].y = fmaf(mix[i].y, previous[i].y - x[i].y, x[i].y);
@@ -251,14 +253,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, kRounds > 1 || F == WeightFor
       partial[warp * kTileRows + lane / 4 + lane % 4 * 8] = lane % 4 == 0 ? sums[0] : sums[1];
     }
   }
-  if (kShifts && thread == 0) is_last = arrived == gridDim.x - 1;
   __syncthreads();
-  if (kShifts && is_last) {
-    for (int col = thread; col < m.cols; col += static_cast<int>(blockDim.x)) {
-      state[col] = normed_row[col];
-    }
-    if (thread == 0) p.arrivals[token] = 0;
-  }
   if (warp >= params.row_warps) return;
   // Half a warp adds up every other column warp's sums.
   float y = 0;
@@ -290,19 +285,17 @@ size_t SharedBytes(const SeveralKernelParams& p) {
           : 4 * (chunks * kChunkCols + kColumnPad);
   return static_cast<size_t>(warps * p.held_spans * kSpanBytes<F, kWide> + activations +
                              warps * kTileRows * 4) +
-         kMostWarps * sizeof(WarpMoments) +
-         (p.several.shifts ? static_cast<size_t>(chunks * kChunkCols) * sizeof(float) : 0);
+         kMostWarps * sizeof(WarpMoments);
 }
 
-// Few spans per warp and a tile per block, as long as all blocks are on the device at once and a
-// block's spans fit.
+// Few spans per warp, as long as all blocks are on the device at once and a block's spans fit.
 template <WeightFormat F, bool kWide>
 void Cut(int tiles, int multiprocessors, SeveralKernelParams& p) {
   const int most = RoundedUp(tiles, multiprocessors);
-  p.held_spans = RoundedUp(p.spans, kMostWarps);
-  if (most > 2) p.held_spans = std::max(p.held_spans, 2);
+  p.held_spans =
+      std::max(RoundedUp(p.spans, kMostWarps), std::min(2, RoundedUp(p.spans * most, kMostWarps)));
   p.column_warps = RoundedUp(p.spans, p.held_spans);
-  p.row_warps = most > 2 ? std::max(1, std::min(kMostWarps / p.column_warps, most)) : 1;
+  p.row_warps = std::max(1, std::min(kMostWarps / p.column_warps, most));
   while (p.row_warps > 1 && SharedBytes<F, kWide>(p) > static_cast<size_t>(DeviceSharedBytes())) {
     --p.row_warps;
   }
@@ -335,7 +328,6 @@ bool CanLaunchTogether(const PackedMatrix& first, const PackedMatrix& other, boo
   bool fits = false;
   WithWeightFormat(other, [&]<WeightFormat F, bool kWide>() {
     SeveralKernelParams params = {};
-    params.several.shifts = shifts;
     params.spans = SpansOf<F, kWide>(other);
     Cut<F, kWide>(1, 1, params);
     fits = SharedBytes<F, kWide>(params) <= static_cast<size_t>(DeviceSharedBytes());
