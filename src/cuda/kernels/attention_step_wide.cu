@@ -3,14 +3,14 @@
 // done here.
 //
 // A block of 8 warps owns one row (token) and one KV head with up to 8 kGroups of its query heads.
-// Positions are cut into tiles of 32, which the blocks of a cluster, and of as many clusters (units)
-// as a long context asks for, take in turn. Of a tile a warp multiplies every eighth slice of 16
-// dimensions of keys with queries that stay in its registers, as upper and lower bf16 halves in rows
-// g and g + 8 of a product; the softmax of a head is one warp's, a lane per position; and of the
-// weighted values a warp has every head's kColumns columns, again with weights in two halves.
-// Results of a unit meet in the cluster, of whose blocks each owns as many columns: it is sent all
-// others' for those. Of more units than one each owner leaves its columns in scratch memory, and
-// the last to arrive of those with the same columns adds them up.
+// Positions are cut into tiles of 32, which the blocks of a cluster, and of as many clusters
+// (units) as a long context asks for, take in turn. Of a tile a warp multiplies every eighth slice
+// of 16 dimensions of keys with queries that stay in its registers, as upper and lower bf16 halves
+// in rows g and g + 8 of a product; the softmax of a head is one warp's, a lane per position; and
+// of the weighted values a warp has every head's kColumns columns, again with weights in two
+// halves. Results of a unit meet in the cluster, of whose blocks each owns as many columns: it is
+// sent all others' for those. Of more units than one each owner leaves its columns in scratch
+// memory, and the last to arrive of those with the same columns adds them up.
 //
 // Phases: (1) the first tile but for the row's own position is on its way to shared memory, sines
 // and cosines are made; (2) PdlWait; (3) queries to registers, and in the block with the last tile
@@ -35,8 +35,8 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
-constexpr int kTile = 32;           // positions
-constexpr int kScoreStride = 40;    // floats of a head's scores of a warp: rows in other banks
+constexpr int kTile = 32;         // positions
+constexpr int kScoreStride = 40;  // floats of a head's scores of a warp: rows in other banks
 constexpr int kMostClusterShift = 3;
 static_assert(1 << kMostClusterShift == kMostAttentionCluster);
 constexpr int kEnoughBlocks = 132;  // to keep a device busy
@@ -484,8 +484,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   if (thread == 0) {
     const int shares = static_cast<int>(gridDim.x) >> spread.cluster_shift;
-    unsigned* arrivals =
-        p.arrivals + ((row * shares + share) << kMostClusterShift) + rank;
+    unsigned* arrivals = p.arrivals + ((row * shares + share) << kMostClusterShift) + rank;
     last = atomicAdd(arrivals, 1u) + 1 == static_cast<unsigned>(units);
     if (last) *arrivals = 0;
   }
@@ -501,7 +500,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       put(head, quad,
           MergeQuads<kMost>(
               units, [&](int i) { return all_scores[i * heads + head]; },
-              [&](int i) { return __ldcg(unit_values + (i * heads + head) * value_quads + quad); }));
+              [&](int i) {
+                return __ldcg(unit_values + (i * heads + head) * value_quads + quad);
+              }));
     });
   };
   if (units <= 4) return merge.template operator()<4>();
