@@ -1,5 +1,6 @@
 // Ops of mixers that few families have, and of residuals with rules of their own: NarrowOps puts
 // each together from one kernel or two.
+#include "cuda/kernels/attention_step_wide.h"
 #include "cuda/kernels/causal_conv.h"
 #include "cuda/kernels/lightning.h"
 #include "cuda/kernels/rg_lru.h"
@@ -160,6 +161,9 @@ void NarrowOps::Launch(const LatentAttentionOp& op) {
   params.rounded_output_stride = RoundedStride(op.output);
   params.partial = partial_;
   params.arrivals = counters_.as<unsigned>();
+  if (slice_.most_tokens == 1 && TakesLatentStep(params)) {
+    return LaunchLatentStep(place, stream_.get());
+  }
   LaunchLatentPlace(place, stream_.get());
   LaunchAttention(params, stream_.get());
 }

@@ -129,8 +129,8 @@ TEST(LatentAttentionProgram, GoldenOpList) {
   EXPECT_EQ(test::OpList(program),
             "embed -> residual\n"
             "layers.0.latent.q_a -> latent.q_a\n"
-            "layers.0.latent.q_b -> latent.q_b\n"
             "layers.0.latent.kv_a -> latent.kv_a\n"
+            "layers.0.latent.q_b -> latent.q_b\n"
             "layers.0.latent.absorb -> latent.absorb\n"
             "layers.0.latent.attend -> latent.attend\n"
             "layers.0.latent.expand -> latent.expand\n"

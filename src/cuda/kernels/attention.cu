@@ -14,6 +14,7 @@
 #include "cuda/kernels/attention_gate.cuh"
 #include "cuda/kernels/attention_place.h"
 #include "cuda/kernels/attention_step.h"
+#include "cuda/kernels/attention_step_wide.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/qk_norm.h"
 
@@ -389,7 +390,7 @@ size_t AttentionScratchFloats(int rows, int heads, int head_dim) {
 }
 
 size_t AttentionCounters(int rows, int heads) {
-  return static_cast<size_t>(rows) * static_cast<size_t>(heads);
+  return static_cast<size_t>(rows) * static_cast<size_t>(heads) * kMostAttentionCluster;
 }
 
 void LaunchKvAppend(const AttentionParams& unnormed, cudaStream_t stream) {
@@ -421,6 +422,7 @@ void LaunchAttentionStep(const AttentionParams& params, cudaStream_t stream) {
     return;
   }
   LaunchKvAppend(params, stream);
+  if (TakesWideAttentionStep(params)) return LaunchWideAttentionStep(params, stream);
   LaunchAttention(params, stream);
 }
 

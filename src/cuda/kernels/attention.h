@@ -44,8 +44,8 @@ struct AttentionParams {
   int output_stride = 0;
   uint16_t* rounded_output = nullptr;  // a bf16 copy of the output; null: none
   int rounded_output_stride = 0;
-  // Scratch of AttentionScratchFloats(...) floats, and [rows * kv_heads * head blocks] counters
-  // that are zero before and after.
+  // Scratch of AttentionScratchFloats(...) floats, and AttentionCounters(...) counters that are
+  // zero before and after.
   float* partial = nullptr;
   unsigned* arrivals = nullptr;
 
@@ -72,6 +72,8 @@ inline constexpr int kMaxAttentionHeadDim = 256;
 inline constexpr int kMostHeadDim = 768;
 // A token's positions are cut into at most so many parts.
 inline constexpr int kMaxAttentionParts = 32;
+// Blocks that share a part are at most so many.
+inline constexpr int kMostAttentionCluster = 8;
 
 // Sizes of the scratch for `rows` rows.
 size_t AttentionScratchFloats(int rows, int heads, int head_dim);

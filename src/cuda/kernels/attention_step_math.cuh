@@ -1,13 +1,9 @@
 // Numbers of the attention step: pairs of bf16, and products of tiles on tensor cores.
 #pragma once
 
-namespace adder::cuda {
+#include "cuda/kernels/tensor_core.cuh"
 
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+namespace adder::cuda {
 
 // Two bf16 numbers, the first in the lower half.
 __device__ __forceinline__ unsigned Pack(float first, float second) {

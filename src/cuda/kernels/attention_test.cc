@@ -368,7 +368,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Sizes{4, 2, 64, 32, true, Norms::kNone, 0, Values::kOwn, true},
                     Sizes{6, 2, 24, 16, false, Norms::kHeadsAfter, 0, Values::kOwn, true},
                     Sizes{4, 2, 128, 64, true, Norms::kUnweighted},
-                    Sizes{4, 2, 40, 40, false, Norms::kUnweighted, 7, Values::kOwn, true}));
+                    Sizes{4, 2, 40, 40, false, Norms::kUnweighted, 7, Values::kOwn, true},
+                    Sizes{20, 1, 512, 64, true, Norms::kHeads, 0, Values::kNormed},
+                    Sizes{18, 2, 320, 320, true, Norms::kNone, 700, Values::kKeys},
+                    Sizes{4, 2, 384, 64, true, Norms::kHeads, 0, Values::kOwn, false, true},
+                    Sizes{16, 8, 256, 256, true, Norms::kHeads, 1024, Values::kNormed},
+                    Sizes{3, 3, 136, 64, true, Norms::kHeads, 0, Values::kShared}));
 
 INSTANTIATE_TEST_SUITE_P(
     Sizes, AttentionKernels,
