@@ -50,8 +50,9 @@ for entry in "${tests[@]}"; do
   [ "$name" = cuda_test ] || [ "$name" = demo_parity_test ] && filter='*'
   for ((shard = 0; shard < shards; ++shard)); do
     (
-      GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard "$test" --gtest_filter="$filter" \
-        --gtest_brief=1 >"$work/$name.$shard.log" 2>&1 || touch "$work/failed"
+      # A kernel that hangs must not keep the rest from running.
+      GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard timeout 120 "$test" \
+        --gtest_filter="$filter" --gtest_brief=1 >"$work/$name.$shard.log" 2>&1 || touch "$work/failed"
     ) &
   done
 done
