@@ -23,8 +23,8 @@ std::vector<bool> ReadListedLayers(const JsonObject& config, std::string_view ke
     const double index = number - static_cast<double>(first);
     // Written so that NaN and fractions fail.
     if (!(index >= 0 && index < static_cast<double>(layers)) || index != std::floor(index)) {
-      Fail(config.where(), ": the field ", key, " has the entry ", number,
-           "; layers are numbered ", first, " to ", first + layers - 1, ".");
+      Fail(config.where(), ": the field ", key, " has the entry ", number, "; layers are numbered ",
+           first, " to ", first + layers - 1, ".");
     }
     if (listed[static_cast<size_t>(index)]) {
       Fail(config.where(), ": the field ", key, " has the entry ", number, " twice.");

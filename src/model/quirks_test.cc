@@ -1,6 +1,6 @@
-// What sets published checkpoints and reference implementations apart in ways that are easy to miss:
-// those that several families share, or that no other test is named for. docs/quirks.md lists all,
-// with their tests.
+// What sets published checkpoints and reference implementations apart in ways that are easy to
+// miss: those that several families share, or that no other test is named for. docs/quirks.md lists
+// all, with their tests.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -33,13 +33,12 @@ TEST(Quirks, TheGatedNormSpansAllGroupsOrEachAlone) {
     const char* groups;  // the field
     bool each;
   };
-  for (const Form& form : {Form{"mamba2", "n_groups", false},
-                           Form{"granitemoehybrid_dense", "mamba_n_groups", false},
-                           Form{"bamba", "mamba_n_groups", false},
-                           Form{"falcon_h1_norm_after", "mamba_n_groups", true},
-                           Form{"falcon_h1_norm_before", "mamba_n_groups", true},
-                           Form{"nemotron_h_dense", "n_groups", true},
-                           Form{"zamba2", "mamba_ngroups", true}}) {
+  for (const Form& form :
+       {Form{"mamba2", "n_groups", false}, Form{"granitemoehybrid_dense", "mamba_n_groups", false},
+        Form{"bamba", "mamba_n_groups", false},
+        Form{"falcon_h1_norm_after", "mamba_n_groups", true},
+        Form{"falcon_h1_norm_before", "mamba_n_groups", true},
+        Form{"nemotron_h_dense", "n_groups", true}, Form{"zamba2", "mamba_ngroups", true}}) {
     const Plan plan = BuildPlan(With(KitConfig(form.name), form.groups, "2"));
     const Mamba2& mamba = FirstMamba2(plan);
     EXPECT_EQ(mamba.groups, 2) << form.name;
