@@ -21,10 +21,11 @@ using Rows = std::vector<std::vector<float>>;
 constexpr int64_t kLongPrompt = 75;
 // Of CUDA's fast mode, whose kernels round activations to more or fewer bits as the batch has fewer
 // or more tokens: logits differ by a few percent, and by more where errors grow (measured: 0.13
-// with step sizes of a state that are products of products, 0.24 with adapters). Between experts a
+// with step sizes of a state that are products of products, and above 0.3 with adapters, where a
+// long chunk's activations are bf16 and a short one's are not). Between experts a
 // near tie can fall the other way, which changes a row by anything (measured: 1.1), but few rows.
 constexpr double kFastTolerance = 0.1;
-constexpr double kFastAmplifiedTolerance = 0.3;
+constexpr double kFastAmplifiedTolerance = 0.5;
 constexpr double kFastExpertsTolerance = 1.5;
 constexpr double kFastExpertsMeanTolerance = 0.25;
 

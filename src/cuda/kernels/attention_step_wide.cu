@@ -47,7 +47,7 @@ constexpr int kMostStages = 2;
 constexpr float kLog2E = 1.44269504f;
 constexpr int kMostDim = 512;  // of values
 constexpr int kMostRope = 64;
-constexpr int kLeastDim = 129;  // smaller heads would waste most of the work here
+constexpr int kLeastDim = 257;  // smaller heads: attention_step.cu, attention.cu
 
 // How a launch is spread over the device.
 struct WideSpread {
@@ -555,7 +555,6 @@ void LaunchWideAttentionStep(const AttentionParams& params, cudaStream_t stream)
   const WideSpread spread = SpreadOf(params, 1);
   LatentPlaceParams place;
   place.attention = params;
-  if (params.head_dim <= 256) return LaunchSized<WideStep<256, 0, 1>>(place, spread, stream);
   LaunchSized<WideStep<kMostDim, 0, 1>>(place, spread, stream);
 }
 

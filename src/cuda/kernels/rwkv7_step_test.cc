@@ -92,7 +92,9 @@ class Rwkv7Steps : public testing::TestWithParam<Format> {
         });
 
     // Activations become integers of 16 bits, whose error a large gate multiplies.
-    const double tolerance = quantized ? 1e-3 : 3e-4;
+    // Of activations rounded to 16 bits, whose groups' sums are not: 1.6 times what sums of rounded
+    // ones would cost.
+    const double tolerance = quantized ? 2e-3 : 3e-4;
     const size_t slot_floats = slots.size() / 4;
     const auto head_dim = static_cast<size_t>(dim);
     for (int sequence = 0; sequence < kRaggedSequences; ++sequence) {
