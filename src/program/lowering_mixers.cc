@@ -53,8 +53,9 @@ void Lowering::Lower(const LatentAttention& mixer) {
     q_b.norm = mixer.q_norm;
     AddOp(prefix + "q_a", block_->layer, Projection(mixer.q_a, Epilogue::kStore, q_b.input));
   }
-  AddOp(prefix + "q_b", block_->layer, std::move(q_b));
+  // Beside q_a, or q_b of the same activations: a backend may make both in one launch.
   AddOp(prefix + "kv_a", block_->layer, Projection(mixer.kv_a, Epilogue::kStore, kv));
+  AddOp(prefix + "q_b", block_->layer, std::move(q_b));
   AddOp(prefix + "absorb", block_->layer,
         HeadsLinearOp{query, mixer.query_dim(), mixer.absorb, absorbed});
   AddOp(prefix + "attend", block_->layer,
