@@ -317,33 +317,42 @@ void DeviceState::ForEachRecurrentRun(HostState& host, SequenceId id, int64_t po
   }
 }
 
+float* DeviceState::PinnedSlot() const {
+  if (pinned_slot_.bytes() == 0) pinned_slot_ = PinnedMemory(slot_bytes_);
+  return pinned_slot_.as<float>();
+}
+std::byte* DeviceState::PinnedPage() const {
+  if (pinned_page_.bytes() == 0) pinned_page_ = PinnedMemory(page_bytes_);
+  return pinned_page_.as<std::byte>();
+}
+
 std::vector<std::byte> DeviceState::Export(SequenceId sequence) const {
   const Sequence& state = Get(sequence);
   const StateLayout& layout = program_.layout;
   HostState host(layout);
   const SequenceId id = host.Create();
   host.Reserve(id, state.position);
-  std::vector<float> slot(slot_bytes_ / sizeof(float));
+  const float* slot = PinnedSlot();
   ++Calls().copies;
   Check(
-      cudaMemcpyAsync(slot.data(), state.slot, slot_bytes_, cudaMemcpyDeviceToHost, stream_.get()),
+      cudaMemcpyAsync(PinnedSlot(), state.slot, slot_bytes_, cudaMemcpyDeviceToHost, stream_.get()),
       "copying a sequence's state");
   stream_.Synchronize();
   ForEachRecurrentRun(host, id, state.position, [&](float* to, int64_t from, int64_t count) {
-    std::copy_n(slot.data() + from, count, to);
+    std::copy_n(slot + from, count, to);
   });
-  std::vector<std::byte> page(page_bytes_);
   for (size_t p = 0; p < state.pages.size(); ++p) {
     const int64_t begin = static_cast<int64_t>(p) * layout.page_positions;
     if (begin >= state.position) break;
+    std::byte* page = PinnedPage();
     ++Calls().copies;
-    Check(cudaMemcpyAsync(page.data(), state.pages[p]->data, page_bytes_, cudaMemcpyDeviceToHost,
+    Check(cudaMemcpyAsync(page, state.pages[p]->data, page_bytes_, cudaMemcpyDeviceToHost,
                           stream_.get()),
           "copying a KV page");
     stream_.Synchronize();
     const int64_t count = std::min(layout.page_positions, state.position - begin);
     for (size_t i = 0; i < layout.kv.size(); ++i) {
-      const std::byte* from = page.data() + kv_offsets_[i];
+      const std::byte* from = page + kv_offsets_[i];
       ForEachKvElement(host, id, static_cast<int>(i), static_cast<int64_t>(p), count,
                        [&](float& element, int64_t at) {
                          element = LoadFloat(from, kv_bf16_ ? DType::kBF16 : DType::kF32,
@@ -365,21 +374,21 @@ SequenceId DeviceState::Import(std::span<const std::byte> bytes) {
   try {
     Reserve(id, position);
     Sequence& state = Get(id);
-    std::vector<float> slot(slot_bytes_ / sizeof(float));
+    float* slot = PinnedSlot();
+    std::fill_n(slot, slot_bytes_ / sizeof(float), 0.0f);
     ForEachRecurrentRun(host, from, position, [&](const float* values, int64_t to, int64_t count) {
-      std::copy_n(values, count, slot.data() + to);
+      std::copy_n(values, count, slot + to);
     });
     ++Calls().copies;
-    Check(cudaMemcpyAsync(state.slot, slot.data(), slot_bytes_, cudaMemcpyHostToDevice,
-                          stream_.get()),
+    Check(cudaMemcpyAsync(state.slot, slot, slot_bytes_, cudaMemcpyHostToDevice, stream_.get()),
           "copying a sequence's state");
-    std::vector<std::byte> page(page_bytes_);
     for (size_t p = 0; p < state.pages.size(); ++p) {
       const int64_t begin = static_cast<int64_t>(p) * layout.page_positions;
       const int64_t count = std::min(layout.page_positions, position - begin);
-      std::fill(page.begin(), page.end(), std::byte{0});
+      std::byte* page = PinnedPage();
+      std::fill_n(page, page_bytes_, std::byte{0});
       for (size_t i = 0; i < layout.kv.size(); ++i) {
-        std::byte* to = page.data() + kv_offsets_[i];
+        std::byte* to = page + kv_offsets_[i];
         ForEachKvElement(host, from, static_cast<int>(i), static_cast<int64_t>(p), count,
                          [&](const float& element, int64_t at) {
                            if (kv_bf16_) {
@@ -391,7 +400,7 @@ SequenceId DeviceState::Import(std::span<const std::byte> bytes) {
                          });
       }
       ++Calls().copies;
-      Check(cudaMemcpyAsync(state.pages[p]->data, page.data(), page_bytes_, cudaMemcpyHostToDevice,
+      Check(cudaMemcpyAsync(state.pages[p]->data, page, page_bytes_, cudaMemcpyHostToDevice,
                             stream_.get()),
             "copying a KV page");
       stream_.Synchronize();

@@ -3,6 +3,7 @@
 // Everything happens on one stream, in order; nothing waits for the device but Export.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -80,6 +81,9 @@ class DeviceState {
   const Sequence& Get(SequenceId sequence) const;
   std::shared_ptr<Page> NewPage();
   bool UploadPages(Sequence& sequence, size_t first);
+  // Where a slot or a page is on its way between host and device.
+  float* PinnedSlot() const;
+  std::byte* PinnedPage() const;
   template <class Visit>
   void ForEachRecurrentRun(HostState& host, SequenceId id, int64_t position, Visit visit) const;
 
@@ -98,6 +102,8 @@ class DeviceState {
   DeviceMemory scratch_pages_;  // page table of the scratch run
   void* scratch_slot_ = nullptr;
   void* scratch_page_ = nullptr;
+  mutable PinnedMemory pinned_slot_;
+  mutable PinnedMemory pinned_page_;
   SequenceId next_id_ = 0;
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
 };
