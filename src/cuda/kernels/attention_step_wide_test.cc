@@ -57,7 +57,8 @@ class LatentStep : public testing::TestWithParam<Sizes> {
       first_pages_.push_back(pages);
       pages += position / kPage + 1;
     }
-    // Pages lie in another order than their positions; what is behind a sequence's end is no number.
+    // Pages lie in another order than their positions; what is behind a sequence's end is no
+    // number.
     order_.resize(static_cast<size_t>(pages));
     std::iota(order_.begin(), order_.end(), 0);
     std::shuffle(order_.begin(), order_.end(), std::mt19937(1));
@@ -119,8 +120,7 @@ class LatentStep : public testing::TestWithParam<Sizes> {
     double sum = 0;
     for (int at = first; at <= kPositions[row]; ++at) {
       const float* key = pages.data() + Element(row, at, 0);
-      const double weight =
-          std::exp(kScale * std::inner_product(q.begin(), q.end(), key, 0.0));
+      const double weight = std::exp(kScale * std::inner_product(q.begin(), q.end(), key, 0.0));
       sum += weight;
       for (size_t d = 0; d < values.size(); ++d) values[d] += weight * key[d];
     }
@@ -242,13 +242,11 @@ TEST_P(LatentStep, MatchesTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, LatentStep,
-                         testing::Values(Sizes{20, 512, 64, 192, true, true},
-                                         Sizes{32, 512, 64, 128, false, false},
-                                         Sizes{5, 512, 64, 32, true, false},
-                                         Sizes{11, 192, 32, 64, true, false, 100},
-                                         Sizes{1, 24, 8, 12, true, true},
-                                         Sizes{27, 64, 16, 16, true, true, 1000}));
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, LatentStep,
+    testing::Values(Sizes{20, 512, 64, 192, true, true}, Sizes{32, 512, 64, 128, false, false},
+                    Sizes{5, 512, 64, 32, true, false}, Sizes{11, 192, 32, 64, true, false, 100},
+                    Sizes{1, 24, 8, 12, true, true}, Sizes{27, 64, 16, 16, true, true, 1000}));
 
 }  // namespace
 }  // namespace adder::cuda::test
