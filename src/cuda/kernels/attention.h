@@ -62,7 +62,7 @@ struct AttentionParams {
   bool values_from_keys = false;
   bool owns_kv = true;
   // > 0: a page holds keys alone, whose first so many elements are the values; the output is
-  // [rows, heads * latent]. For LaunchAttention only.
+  // [rows, heads * latent]. For LaunchAttention and LaunchLatentStep only.
   int latent = 0;
 };
 
