@@ -1,9 +1,12 @@
-// RWKV-7's rule for one token and head, in double precision.
+// RWKV-7's rule for one token and head, in double precision, and what tests of its kernels share.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
+
+#include "cuda/kernels/ragged_runs_for_test.h"
+#include "cuda/kernels/rwkv7.h"
 
 namespace adder::cuda::test {
 
@@ -48,5 +51,41 @@ std::vector<double> Rwkv7Step(size_t dim, bool value_mix, Input input, Vector ve
   }
   return y;
 }
+
+// A layer's vectors on the device, in the order in which Rwkv7Step asks for them.
+class Rwkv7DeviceVectors {
+ public:
+  explicit Rwkv7DeviceVectors(const std::vector<float> (&vectors)[5]) {
+    for (const std::vector<float>& vector : vectors) vectors_.emplace_back(vector);
+  }
+  // For rows of `stride` floats: `inputs` as Rwkv7Step numbers them, of which those that low ranks
+  // make (3 to 6) are not set.
+  Rwkv7Params Params(int heads, int head_dim, int state_offset, int stride,
+                     const RaggedBatch& batch, const std::vector<const float*>& inputs,
+                     float* output) const {
+    Rwkv7Params p;
+    p.heads = heads;
+    p.head_dim = head_dim;
+    p.key_scale = vectors_[0].data();
+    p.key_rate = vectors_[1].data();
+    p.bonus = vectors_[2].data();
+    p.norm_weight = vectors_[3].data();
+    p.norm_bias = vectors_[4].data();
+    p.norm_eps = 1e-3f;
+    p.state_offset = state_offset;
+    p.runs = batch.runs;
+    p.run_count = batch.run_count;
+    p.stride = stride;
+    p.r = inputs[0];
+    p.k = inputs[1];
+    p.v = inputs[2];
+    p.first_value = inputs[7];
+    p.output = output;
+    return p;
+  }
+
+ private:
+  std::vector<DeviceArray<float>> vectors_;
+};
 
 }  // namespace adder::cuda::test

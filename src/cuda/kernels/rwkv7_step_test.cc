@@ -53,8 +53,7 @@ class Rwkv7Steps : public testing::TestWithParam<Format> {
     inputs.push_back(numbers.Vector(static_cast<size_t>(kRaggedRows * stride), 1.2f));
     const std::vector<float> slots =
         numbers.Vector(static_cast<size_t>(4 * (kOffset + inner * dim + 6)), 0.5f);
-    const DeviceArray<float> key_scale(vectors[0]), key_rate(vectors[1]), bonus(vectors[2]),
-        weight(vectors[3]), bias(vectors[4]);
+    const Rwkv7DeviceVectors device_vectors(vectors);
     // The gate has no bias.
     const auto has_bias = [](int up) { return up != 2; };
 
@@ -63,24 +62,7 @@ class Rwkv7Steps : public testing::TestWithParam<Format> {
         [&](const RaggedBatch& batch, const std::vector<const float*>& rows, float* output,
             cudaStream_t stream) {
           Rwkv7StepParams params;
-          Rwkv7Params& p = params.mixer;
-          p.heads = heads;
-          p.head_dim = dim;
-          p.key_scale = key_scale.data();
-          p.key_rate = key_rate.data();
-          p.bonus = bonus.data();
-          p.norm_weight = weight.data();
-          p.norm_bias = bias.data();
-          p.norm_eps = 1e-3f;
-          p.state_offset = kOffset;
-          p.runs = batch.runs;
-          p.run_count = batch.run_count;
-          p.stride = stride;
-          p.r = rows[0];
-          p.k = rows[1];
-          p.v = rows[2];
-          p.first_value = rows[7];
-          p.output = output;
+          params.mixer = device_vectors.Params(heads, dim, kOffset, stride, batch, rows, output);
           Rwkv7Up* const ups[] = {&params.decay, &params.rate, &params.gate, &params.value_mix};
           for (int up = 0; up < (value_mix ? kUps : kUps - 1); ++up) {
             const auto i = static_cast<size_t>(up);
@@ -91,9 +73,8 @@ class Rwkv7Steps : public testing::TestWithParam<Format> {
           LaunchRwkv7Step(params, stream);
         });
 
-    // Activations become integers of 16 bits, whose error a large gate multiplies.
-    // Of activations rounded to 16 bits, whose groups' sums are not: 1.6 times what sums of rounded
-    // ones would cost.
+    // Activations become integers of 16 bits, whose error a large gate multiplies, while their sums
+    // are of what they were (1.6 times what sums of these integers would cost).
     const double tolerance = quantized ? 2e-3 : 3e-4;
     const size_t slot_floats = slots.size() / 4;
     const auto head_dim = static_cast<size_t>(dim);

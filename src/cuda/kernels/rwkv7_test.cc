@@ -35,33 +35,16 @@ class Rwkv7Kernels : public testing::TestWithParam<Sizes> {
   }
 
   RaggedResult Run(int at_a_time) const {
-    const DeviceArray<float> key_scale(vectors_[0]), key_rate(vectors_[1]), bonus(vectors_[2]),
-        weight(vectors_[3]), bias(vectors_[4]);
+    const Rwkv7DeviceVectors vectors(vectors_);
     return RunRagged(inputs_, stride_, slots_, at_a_time,
                      [&](const RaggedBatch& batch, const std::vector<const float*>& inputs,
                          float* output, cudaStream_t stream) {
-                       Rwkv7Params p;
-                       p.heads = heads_;
-                       p.head_dim = dim_;
-                       p.key_scale = key_scale.data();
-                       p.key_rate = key_rate.data();
-                       p.bonus = bonus.data();
-                       p.norm_weight = weight.data();
-                       p.norm_bias = bias.data();
-                       p.norm_eps = 1e-3f;
-                       p.state_offset = kOffset;
-                       p.runs = batch.runs;
-                       p.run_count = batch.run_count;
-                       p.stride = stride_;
-                       p.r = inputs[0];
-                       p.k = inputs[1];
-                       p.v = inputs[2];
+                       Rwkv7Params p =
+                           vectors.Params(heads_, dim_, kOffset, stride_, batch, inputs, output);
                        p.decay = inputs[3];
                        p.rate = inputs[4];
                        p.gate = inputs[5];
                        p.value_mix = GetParam().value_mix ? inputs[6] : nullptr;
-                       p.first_value = inputs[7];
-                       p.output = output;
                        LaunchRwkv7(p, stream);
                      });
   }
