@@ -7,9 +7,9 @@
 // its own rows, a row per lane, and the part's x, a channel per lane (every warp does: cheaper than
 // a barrier), and passes them on through its own shared memory; (4) state = decay * state + dt B x,
 // and C . state summed up over the warp's rows by shuffles; (5) the state is written if it is the
-// head's turn, else the token deferred; barrier; the first warp adds up the warps' sums, applies D
-// and the gate. B and C are convolved by every block of their group; the group's first block writes
-// their window. Large batches have a kernel of their own, mamba2_batch.cu.
+// head's turn, and the token goes to the ring; barrier; the first warp adds up the warps' sums,
+// applies D and the gate. B and C are convolved by every block of their group; the group's first
+// block writes their window. Large batches have a kernel of their own, mamba2_batch.cu.
 //
 // Prefill is a convolution kernel, then a scan kernel with the same ownership that walks over the
 // run with the state in registers, kScanTokens tokens between barriers. All kernels take the same
