@@ -47,6 +47,23 @@ double Llama3Frequency(double frequency, double factor, double low_freq_factor,
   return (1 - kept) * frequency / factor + kept * frequency;
 }
 
+// Of rope_parameters and rope_scaling the first counts, so the second may not say anything else.
+void RequireOneRope(const JsonObject& config) {
+  const std::optional<JsonObject> parameters = config.Object({"rope_parameters"});
+  const std::optional<JsonObject> scaling = config.Object({"rope_scaling"});
+  if (!parameters || !scaling) return;
+  for (const auto& [name, value] : scaling->value().items()) {
+    const Json* same = name == "type" || name == "rope_type"
+                           ? parameters->Find({"rope_type", "type"})
+                           : parameters->Find({name});
+    if (value.is_null() || (same != nullptr && *same == value)) continue;
+    Fail(config.where(), ": the field rope_scaling has ", name, " ", value.dump(),
+         ", but rope_parameters beside it ",
+         same == nullptr ? std::string("has none") : Concat("has ", same->dump()),
+         "; they should say the same.");
+  }
+}
+
 }  // namespace
 
 int64_t ReadSize(const JsonObject& config, FieldNames keys, std::optional<int64_t> default_value) {
@@ -149,6 +166,7 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
 
 Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor,
               double default_theta, bool knows_alpha) {
+  RequireOneRope(config);
   // Newer files put everything into rope_parameters, older ones split it.
   const std::optional<JsonObject> nested = config.Object({"rope_parameters", "rope_scaling"});
   const JsonObject& parameters = nested ? *nested : config;
