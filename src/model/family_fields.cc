@@ -500,6 +500,12 @@ HunyuanAttention ReadHunyuanAttention(const JsonObject& config, int64_t hidden) 
   RequireBool(config, "mlp_bias", false);
   HunyuanAttention hunyuan;
   hunyuan.sizes = ReadAttentionSizes(config, hidden);
+  // Implementations differ in which of the two they read.
+  const int64_t other = config.Int({"attention_head_dim"}, 1, kMaxHeadDim, hunyuan.sizes.head_dim);
+  if (other != hunyuan.sizes.head_dim) {
+    Fail(config.where(), ": the field attention_head_dim is ", other, ", but head_dim is ",
+         hunyuan.sizes.head_dim, ".");
+  }
   hunyuan.sizes.scale = 1.0f / std::sqrt(static_cast<float>(hunyuan.sizes.head_dim));
   hunyuan.sizes.rope = ReadRope(config, hunyuan.sizes.head_dim, 1.0, 10000.0, /*knows_alpha=*/true);
   hunyuan.bias = config.Bool({"attention_bias"}, false);
