@@ -187,6 +187,10 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial
          "); that has to be an even number of at least 2.");
   }
   if (nested) rope.scaling = parameters.String({"rope_type", "type"}, "default");
+  for (const char* field : {"factor", "alpha"}) {
+    if (!nested || !parameters.Has(field) || parameters.Find({"rope_type", "type"})) continue;
+    Fail(parameters.where(), " has the field ", field, ", but no rope_type that says its use.");
+  }
 
   double factor = 1;
   double low_freq_factor = 0;

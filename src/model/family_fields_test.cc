@@ -103,6 +103,7 @@ TEST(FamilyFields, UnknownOrDamagedRopeIsRefused) {
     ExpectNames(RopeError(Concat(R"({"rope_scaling": {"type": ")", type, R"(", "factor": 2}})")),
                 Concat("rope_type \"", type, "\""));
   }
+  ExpectNames(RopeError(R"({"rope_scaling": {"factor": 2}})"), "factor, but no rope_type");
   ExpectNames(RopeError(R"({"rope_theta": 0})"), "rope_theta");
   ExpectNames(RopeError(R"({"rope_theta": NaN})"), "rope_theta");
   ExpectNames(RopeError(R"({"rope_theta": -5})"), "rope_theta");

@@ -47,6 +47,7 @@ TEST(HunyuanDense, UnimplementedAndAbsurdValuesAreRefused) {
   // Without alpha the base would grow with the position.
   ExpectRefused(Config(), "rope_scaling", R"({"type": "dynamic", "factor": 2})", "dynamic");
   ExpectRefused(Config(), "rope_scaling", R"({"type": "dynamic", "alpha": -1})", "alpha");
+  ExpectRefused(Config(), "rope_scaling", R"({"alpha": 1000})", "alpha, but no rope_type");
   ExpectAbsurdSizesRefused(Config(), {"hidden_size", "intermediate_size", "num_hidden_layers",
                                       "num_attention_heads", "vocab_size", "head_dim"});
 }
