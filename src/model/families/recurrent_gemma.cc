@@ -27,7 +27,7 @@ std::vector<LayerKind> ReadKinds(const JsonObject& config, int64_t layers) {
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string& type = types[static_cast<size_t>(layer) % types.size()];
     if (type != "recurrent" && type != "attention") {
-      Fail(config.where(), ": the field block_types has the entry \"", type,
+      Fail(config.where(), ": the field _block_types / block_types has the entry \"", type,
            "\"; \"recurrent\" and \"attention\" are known.");
     }
     kinds.push_back(type == "recurrent" ? LayerKind::kMamba : LayerKind::kAttention);
