@@ -182,6 +182,14 @@ std::optional<double> AsNumber(const Json& value) {
   return std::nullopt;
 }
 
+// A value in a message.
+std::string Shown(const Json& value) {
+  if (!AsNumber(value)) return value.dump();
+  std::string out;
+  Print(value, "", out);
+  return out;
+}
+
 }  // namespace
 
 Json ParseJson(std::string_view text, std::string_view source, int max_depth, LargeIntegers large) {
@@ -233,7 +241,7 @@ int64_t JsonObject::Int(std::initializer_list<std::string_view> keys, int64_t mi
   const bool whole_float = found->is_number_float() && std::abs(found->get<double>()) < 9e15 &&
                            found->get<double>() == std::floor(found->get<double>());
   if (!found->is_number_integer() && !whole_float) {
-    Fail(where_, ": the field ", Names(keys), " should be an integer, it is ", found->dump(), ".");
+    Fail(where_, ": the field ", Names(keys), " should be an integer, it is ", Shown(*found), ".");
   }
   const bool too_large =
       found->is_number_unsigned() &&
@@ -241,7 +249,7 @@ int64_t JsonObject::Int(std::initializer_list<std::string_view> keys, int64_t mi
   const int64_t value =
       whole_float ? static_cast<int64_t>(found->get<double>()) : found->get<int64_t>();
   if (too_large || value < min || value > max) {
-    Fail(where_, ": the field ", Names(keys), " is ", found->dump(), ", outside ", min, " to ", max,
+    Fail(where_, ": the field ", Names(keys), " is ", Shown(*found), ", outside ", min, " to ", max,
          ".");
   }
   return value;
@@ -256,7 +264,7 @@ double JsonObject::Number(std::initializer_list<std::string_view> keys,
   }
   const std::optional<double> value = AsNumber(*found);
   if (!value) {
-    Fail(where_, ": the field ", Names(keys), " should be a number, it is ", found->dump(), ".");
+    Fail(where_, ": the field ", Names(keys), " should be a number, it is ", Shown(*found), ".");
   }
   return *value;
 }
@@ -269,7 +277,7 @@ bool JsonObject::Bool(std::initializer_list<std::string_view> keys,
     Fail(where_, " lacks the field ", Names(keys), ".");
   }
   if (!found->is_boolean()) {
-    Fail(where_, ": the field ", Names(keys), " should be true or false, it is ", found->dump(),
+    Fail(where_, ": the field ", Names(keys), " should be true or false, it is ", Shown(*found),
          ".");
   }
   return found->get<bool>();
@@ -283,7 +291,7 @@ std::string JsonObject::String(std::initializer_list<std::string_view> keys,
     Fail(where_, " lacks the field ", Names(keys), ".");
   }
   if (!found->is_string()) {
-    Fail(where_, ": the field ", Names(keys), " should be a string, it is ", found->dump(), ".");
+    Fail(where_, ": the field ", Names(keys), " should be a string, it is ", Shown(*found), ".");
   }
   return found->get<std::string>();
 }
@@ -296,7 +304,7 @@ std::vector<std::string> JsonObject::Strings(std::initializer_list<std::string_v
     Fail(where_, ": the field ", Names(keys), " should be an array of strings.");
   for (const Json& item : *found) {
     if (!item.is_string()) {
-      Fail(where_, ": the field ", Names(keys), " should hold strings only, it has ", item.dump(),
+      Fail(where_, ": the field ", Names(keys), " should hold strings only, it has ", Shown(item),
            ".");
     }
     values.push_back(item.get<std::string>());
@@ -313,7 +321,7 @@ std::vector<double> JsonObject::Numbers(std::initializer_list<std::string_view> 
   for (const Json& item : *found) {
     const std::optional<double> value = AsNumber(item);
     if (!value) {
-      Fail(where_, ": the field ", Names(keys), " should hold numbers only, it has ", item.dump(),
+      Fail(where_, ": the field ", Names(keys), " should hold numbers only, it has ", Shown(item),
            ".");
     }
     values.push_back(*value);

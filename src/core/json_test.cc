@@ -86,6 +86,9 @@ TEST(JsonObject, IntegersAreCheckedForTypeAndRange) {
             "config.json: the field half should be an integer, it is 4.5.");
   EXPECT_EQ(MessageOf([&] { object.Int({"text"}, 0, 10); }),
             "config.json: the field text should be an integer, it is \"7\".");
+  const Json infinite = ParseJson(R"({"n": -Infinity})", "config.json");
+  EXPECT_EQ(MessageOf([&] { JsonObject(infinite, "config.json").Int({"n"}, 0, 10); }),
+            "config.json: the field n should be an integer, it is -Infinity.");
   EXPECT_NE(MessageOf([&] { object.Int({"big"}, 0, INT64_MAX); }).find("outside"),
             std::string::npos);
   EXPECT_EQ(MessageOf([&] { object.Int({"a", "b"}, 0, 1); }), "config.json lacks the field a / b.");

@@ -47,6 +47,23 @@ double Llama3Frequency(double frequency, double factor, double low_freq_factor,
   return (1 - kept) * frequency / factor + kept * frequency;
 }
 
+// Of rope_parameters and rope_scaling the first counts, so the second may not say anything else.
+void RequireOneRope(const JsonObject& config) {
+  const std::optional<JsonObject> parameters = config.Object({"rope_parameters"});
+  const std::optional<JsonObject> scaling = config.Object({"rope_scaling"});
+  if (!parameters || !scaling) return;
+  for (const auto& [name, value] : scaling->value().items()) {
+    const Json* same = name == "type" || name == "rope_type"
+                           ? parameters->Find({"rope_type", "type"})
+                           : parameters->Find({name});
+    if (value.is_null() || (same != nullptr && *same == value)) continue;
+    Fail(config.where(), ": the field rope_scaling has ", name, " ", value.dump(),
+         ", but rope_parameters beside it ",
+         same == nullptr ? std::string("has none") : Concat("has ", same->dump()),
+         "; they should say the same.");
+  }
+}
+
 }  // namespace
 
 int64_t ReadSize(const JsonObject& config, FieldNames keys, std::optional<int64_t> default_value) {
@@ -149,6 +166,7 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
 
 Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor,
               double default_theta, bool knows_alpha) {
+  RequireOneRope(config);
   // Newer files put everything into rope_parameters, older ones split it.
   const std::optional<JsonObject> nested = config.Object({"rope_parameters", "rope_scaling"});
   const JsonObject& parameters = nested ? *nested : config;
@@ -169,6 +187,10 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial
          "); that has to be an even number of at least 2.");
   }
   if (nested) rope.scaling = parameters.String({"rope_type", "type"}, "default");
+  for (const char* field : {"factor", "alpha"}) {
+    if (!nested || !parameters.Has(field) || parameters.Find({"rope_type", "type"})) continue;
+    Fail(parameters.where(), " has the field ", field, ", but no rope_type that says its use.");
+  }
 
   double factor = 1;
   double low_freq_factor = 0;
@@ -482,6 +504,12 @@ HunyuanAttention ReadHunyuanAttention(const JsonObject& config, int64_t hidden) 
   RequireBool(config, "mlp_bias", false);
   HunyuanAttention hunyuan;
   hunyuan.sizes = ReadAttentionSizes(config, hidden);
+  // Implementations differ in which of the two they read.
+  const int64_t other = config.Int({"attention_head_dim"}, 1, kMaxHeadDim, hunyuan.sizes.head_dim);
+  if (other != hunyuan.sizes.head_dim) {
+    Fail(config.where(), ": the field attention_head_dim is ", other, ", but head_dim is ",
+         hunyuan.sizes.head_dim, ".");
+  }
   hunyuan.sizes.scale = 1.0f / std::sqrt(static_cast<float>(hunyuan.sizes.head_dim));
   hunyuan.sizes.rope = ReadRope(config, hunyuan.sizes.head_dim, 1.0, 10000.0, /*knows_alpha=*/true);
   hunyuan.bias = config.Bool({"attention_bias"}, false);

@@ -63,6 +63,17 @@ TEST(FamilyFields, RopeParametersOverrideTheTopLevel) {
   EXPECT_FLOAT_EQ(rope.inverse_frequencies[1], 0.1f);
 }
 
+TEST(FamilyFields, TwoDescriptionsOfTheRotationSayTheSame) {
+  EXPECT_EQ(RopeOf(R"({"rope_scaling": {"type": "default", "factor": null},
+                       "rope_parameters": {"rope_type": "default", "rope_theta": 100}})")
+                .theta,
+            100.0);
+  ExpectNames(RopeError(R"({"rope_scaling": {"type": "linear", "factor": 2},
+                            "rope_parameters": {"rope_type": "default"}})"),
+              "rope_scaling");
+  ExpectNames(RopeError(R"({"rope_scaling": {"factor": 2}, "rope_parameters": {}})"), "factor 2");
+}
+
 TEST(FamilyFields, LinearRopeInBothSpellings) {
   for (const char* key : {"rope_type", "type"}) {
     const Rope rope =
@@ -92,6 +103,7 @@ TEST(FamilyFields, UnknownOrDamagedRopeIsRefused) {
     ExpectNames(RopeError(Concat(R"({"rope_scaling": {"type": ")", type, R"(", "factor": 2}})")),
                 Concat("rope_type \"", type, "\""));
   }
+  ExpectNames(RopeError(R"({"rope_scaling": {"factor": 2}})"), "factor, but no rope_type");
   ExpectNames(RopeError(R"({"rope_theta": 0})"), "rope_theta");
   ExpectNames(RopeError(R"({"rope_theta": NaN})"), "rope_theta");
   ExpectNames(RopeError(R"({"rope_theta": -5})"), "rope_theta");

@@ -261,8 +261,14 @@ Plan BuildQwenHybrid(const QwenHybridForm& form, const JsonObject& config, bool 
 
 Plan BuildQwenHybridText(const QwenHybridForm& form, const JsonObject& config,
                          const TensorNames& names) {
+  const JsonObject text = ReadTextConfig(config);
   const bool tied = config.Bool({"tie_word_embeddings"}, false);
-  return BuildQwenHybrid(form, ReadTextConfig(config), tied, names);
+  // Implementations differ in which of the two they read.
+  if (config.Has("tie_word_embeddings") && text.Bool({"tie_word_embeddings"}, tied) != tied) {
+    Fail(config.where(), ": the field tie_word_embeddings is ", tied ? "true" : "false",
+         ", but that of text_config is not.");
+  }
+  return BuildQwenHybrid(form, text, tied, names);
 }
 
 }  // namespace adder

@@ -12,7 +12,7 @@ using namespace testing;  // NOLINT: the helpers of this room's tests
 const char* const kConfig = R"({
   "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense",
   "hidden_size": 24, "intermediate_size": 14, "num_hidden_layers": 2, "num_attention_heads": 6,
-  "num_key_value_heads": 3, "head_dim": 10, "attention_head_dim": 12, "vocab_size": 50,
+  "num_key_value_heads": 3, "head_dim": 10, "attention_head_dim": 10, "vocab_size": 50,
   "rms_norm_eps": 1e-5, "rope_theta": 10000, "use_qk_norm": true, "use_cla": false,
   "rope_scaling": {"type": "dynamic", "alpha": 1000, "factor": 1.0}, "tie_word_embeddings": true})";
 
@@ -28,7 +28,7 @@ TEST(HunyuanDense, PlanFollowsTheConfig) {
   EXPECT_TRUE(attention.qk_norm_after_rope);
   EXPECT_EQ(plan.vectors[attention.q_norm->weight].parts[0].tensor,
             "model.layers.0.self_attn.query_layernorm.weight");
-  EXPECT_EQ(AttentionOf(BuildPlan(Without(Config(), "head_dim"))).head_dim, 12);
+  EXPECT_EQ(AttentionOf(BuildPlan(Without(Config(), "head_dim"))).head_dim, 10);
   EXPECT_FALSE(AttentionOf(BuildPlan(With(Config(), "use_qk_norm", "false"))).q_norm.has_value());
 }
 
@@ -43,9 +43,11 @@ TEST(HunyuanDense, AlphaStretchesTheBaseOfTheRotation) {
 TEST(HunyuanDense, UnimplementedAndAbsurdValuesAreRefused) {
   ExpectRefused(Config(), "use_cla", "true", "use_cla is true");
   ExpectRefused(Config(), "mlp_bias", "true", "mlp_bias is true");
+  ExpectRefused(Config(), "attention_head_dim", "12", "attention_head_dim is 12");
   // Without alpha the base would grow with the position.
   ExpectRefused(Config(), "rope_scaling", R"({"type": "dynamic", "factor": 2})", "dynamic");
   ExpectRefused(Config(), "rope_scaling", R"({"type": "dynamic", "alpha": -1})", "alpha");
+  ExpectRefused(Config(), "rope_scaling", R"({"alpha": 1000})", "alpha, but no rope_type");
   ExpectAbsurdSizesRefused(Config(), {"hidden_size", "intermediate_size", "num_hidden_layers",
                                       "num_attention_heads", "vocab_size", "head_dim"});
 }

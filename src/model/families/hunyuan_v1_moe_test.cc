@@ -46,6 +46,8 @@ TEST(HunyuanMoe, UnimplementedAndAbsurdValuesAreRefused) {
   ExpectRefused(Config(), "moe_topk", "6", "top_k");
   ExpectRefused(Config(), "norm_topk_prob", "false", "norm_topk_prob is false");
   ExpectRefused(Config(), "moe_layer_num_skipped", "1", "moe_layer_num_skipped is 1");
+  ExpectRefused(With(Config(), "head_dim", "10"), "attention_head_dim", "12",
+                "attention_head_dim is 12");
   ExpectRefused(Config(), "routed_scaling_factor", "2.5", "routed_scaling_factor is 2.5");
   ExpectAbsurdSizesRefused(Config(), {"hidden_size", "intermediate_size", "num_hidden_layers",
                                       "num_attention_heads", "vocab_size"});

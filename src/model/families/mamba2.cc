@@ -94,7 +94,8 @@ Config ReadOriginal(const JsonObject& config, const TensorNames& names, Plan& pl
 Plan Build(const JsonObject& config, const TensorNames& names) {
   Plan plan;
   plan.family = "mamba2";
-  const bool original = config.Has("ssm_cfg") || !config.Has("hidden_size");
+  const bool original =
+      config.Has("ssm_cfg") || (config.Has("d_model") && !config.Has("hidden_size"));
   const Config read =
       original ? ReadOriginal(config, names, plan) : ReadConverted(config, names, plan);
   const std::string embedding =

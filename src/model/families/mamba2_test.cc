@@ -113,6 +113,8 @@ TEST(Mamba2, UnimplementedOptionsAreRefused) {
 }
 
 TEST(Mamba2, AbsurdValuesAreRefused) {
+  EXPECT_NE(BuildError(Without(Config(), "hidden_size")).find("lacks the field hidden_size"),
+            std::string::npos);
   ExpectAbsurdSizesRefused(
       Config(), {"hidden_size", "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel",
                  "chunk_size", "expand", "num_hidden_layers", "vocab_size"});

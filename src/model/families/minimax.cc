@@ -136,6 +136,10 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const int64_t rotary_dim = config.Int({"rotary_dim"}, 2, sizes.head_dim, sizes.head_dim);
   sizes.rope = ReadRope(config, sizes.head_dim,
                         static_cast<double>(rotary_dim) / static_cast<double>(sizes.head_dim), 1e6);
+  if (config.Has("rotary_dim") && sizes.rope->rotary_dim != rotary_dim) {
+    Fail(config.where(), ": the field rotary_dim is ", rotary_dim,
+         ", but partial_rotary_factor makes it ", sizes.rope->rotary_dim, ".");
+  }
   LightningAttention lightning;
   lightning.heads = sizes.heads;
   lightning.head_dim = sizes.head_dim;

@@ -83,6 +83,7 @@ TEST(MiniMax, AbsurdValuesAreRefused) {
                 "layer_types");
   ExpectRefused(Without(Config(), "layer_types"), "attn_type_list", "[0, 2, 1]", "attn_type_list");
   ExpectRefused(Config(), "rotary_dim", "12", "rotary_dim");
+  ExpectRefused(Config(), "partial_rotary_factor", "1", "rotary_dim is 4");
   ExpectRefused(Config(), "num_attention_heads", "131072", "num_attention_heads");
   ExpectRefused(Config(), "sliding_window", "64", "sliding_window");
   ExpectRefused(Config(), "postnorm", "false", "postnorm");

@@ -1,11 +1,22 @@
 // Qwen3: Llama's layers with a norm of every head's q and k before the rotary embedding.
 // Hugging Face and MLX files use the same names.
+#include <algorithm>
 #include <cmath>
 
+#include "core/error.h"
 #include "model/family_fields.h"
 
 namespace adder {
 namespace {
+
+void RequireFullAttention(const JsonObject& config, int64_t layers) {
+  const std::vector<LayerKind> kinds =
+      ReadLayerTypes(config, {"layer_types"}, layers, LayerKind::kAttention);
+  if (std::find(kinds.begin(), kinds.end(), LayerKind::kMamba) != kinds.end()) {
+    Fail(config.where(), ": the field layer_types has layers that are no \"full_attention\"; ",
+         "only those are implemented for this family.");
+  }
+}
 
 Plan Build(const JsonObject& config, const TensorNames& names) {
   Plan plan;
@@ -19,6 +30,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const Activation activation = ReadActivation(config, {"hidden_act"});
   const bool attention_bias = config.Bool({"attention_bias"}, false);
   RequireBool(config, "use_sliding_window", false);
+  RequireFullAttention(config, layers);
 
   Attention sizes = ReadAttentionSizes(config, plan.hidden, 128);
   sizes.scale = 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));

@@ -55,7 +55,7 @@ TEST(Qwen35, NamesOfTheLayouts) {
   EXPECT_EQ(embedding(BuildPlan(Config(), TensorNames::Planned(true))),
             "language_model.model.embed_tokens");
   Json untied = Config();
-  untied["text_config"]["tie_word_embeddings"] = false;
+  untied["tie_word_embeddings"] = untied["text_config"]["tie_word_embeddings"] = false;
   const Plan mlx = BuildPlan(untied, TensorNames::Planned(true));
   EXPECT_EQ(mlx.matrices[mlx.head.weight].parts[0].module, "language_model.lm_head");
   // Text alone.
@@ -80,6 +80,18 @@ TEST(Qwen35, ErrorsNameTheField) {
             std::string::npos);
   ExpectRefused(Text(), "layer_types", "[\"full_attention\"]", "layer_types");
   ExpectRefused(Text(), "layer_types", "[\"conv\", \"full_attention\"]", "conv");
+}
+
+TEST(Qwen35, TheModelAndItsTextAgreeOnTheHead) {
+  for (const char* tied : {"true", "false"}) {
+    Json config = Config();
+    config["text_config"]["tie_word_embeddings"] = ParseJson(tied, "test value");
+    const Plan plan = BuildPlan(With(config, "tie_word_embeddings", tied));
+    EXPECT_EQ(plan.head.weight == plan.embedding, tied == std::string("true"));
+    const bool other = tied == std::string("false");
+    ExpectRefused(config, "tie_word_embeddings", other ? "true" : "false",
+                  Concat("tie_word_embeddings is ", other ? "true" : "false"));
+  }
 }
 
 TEST(Qwen35, ClaimsEveryTensorOfTheConformanceCases) {

@@ -36,6 +36,11 @@ TEST(Qwen3, PlanFollowsTheConfig) {
 
 TEST(Qwen3, UnimplementedAndAbsurdValuesAreRefused) {
   ExpectRefused(Config(), "use_sliding_window", "true", "use_sliding_window is true");
+  ExpectRefused(Config(), "layer_types", R"(["full_attention"])", "layer_types");
+  ExpectRefused(Config(), "layer_types", R"(["full_attention", "sliding_attention"])",
+                "sliding_attention");
+  ExpectRefused(Config(), "layer_types", R"(["full_attention", "linear_attention"])",
+                "layer_types");
   ExpectRefused(Config(), "hidden_act", "\"gelu\"", "hidden_act");
   ExpectAbsurdSizesRefused(Config(), {"hidden_size", "intermediate_size", "num_hidden_layers",
                                       "num_attention_heads", "vocab_size", "head_dim"});

@@ -13,13 +13,21 @@ namespace {
 
 // block_types repeat over the layers; in some files the field has an underscore.
 std::vector<LayerKind> ReadKinds(const JsonObject& config, int64_t layers) {
-  std::vector<std::string> types = config.Strings({"_block_types", "block_types"});
-  if (types.empty()) types = {"recurrent", "recurrent", "attention"};
+  std::vector<std::string> types{"recurrent", "recurrent", "attention"};
+  if (config.Find({"_block_types", "block_types"}) != nullptr) {
+    types = config.Strings({"_block_types", "block_types"});
+  }
+  if (types.empty()) {
+    Fail(config.where(), ": the field _block_types / block_types is empty.");
+  }
+  if (config.Has("block_types") && config.Strings({"block_types"}) != types) {
+    Fail(config.where(), ": the fields _block_types and block_types differ.");
+  }
   std::vector<LayerKind> kinds;
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string& type = types[static_cast<size_t>(layer) % types.size()];
     if (type != "recurrent" && type != "attention") {
-      Fail(config.where(), ": the field block_types has the entry \"", type,
+      Fail(config.where(), ": the field _block_types / block_types has the entry \"", type,
            "\"; \"recurrent\" and \"attention\" are known.");
     }
     kinds.push_back(type == "recurrent" ? LayerKind::kMamba : LayerKind::kAttention);

@@ -54,6 +54,8 @@ TEST(RecurrentGemma, TheEmbeddingScaleIsRoundedToBf16) {
 
 TEST(RecurrentGemma, UnimplementedAndAbsurdValuesAreRefused) {
   ExpectRefused(Config(), "_block_types", "[\"recurrent\", \"conv\"]", "\"conv\"");
+  ExpectRefused(Config(), "_block_types", "[]", "_block_types / block_types is empty");
+  ExpectRefused(Config(), "block_types", "[\"attention\"]", "_block_types and block_types differ");
   ExpectRefused(Config(), "intermediate_size", "27", "intermediate_size (27)");
   ExpectRefused(Config(), "lru_width", "31", "lru_width (31)");
   ExpectRefused(Config(), "logits_soft_cap", "-1", "logits_soft_cap");

@@ -41,7 +41,10 @@ Mamba2 ReadMamba(const JsonObject& config, int64_t hidden) {
   const int64_t inner = hidden * ReadSize(config, {"mamba_expand"}, 2);
   RequireMultiple(config, "mamba_expand x hidden_size", inner, "n_mamba_heads", mamba.heads);
   mamba.head_dim = inner / mamba.heads;
-  RequireInt(config, "mamba_headdim", mamba.head_dim);
+  if (ReadSize(config, {"mamba_headdim"}, mamba.head_dim) != mamba.head_dim) {
+    Fail(config.where(), ": the field mamba_headdim is ", ReadSize(config, {"mamba_headdim"}),
+         ", but mamba_expand x hidden_size / n_mamba_heads is ", mamba.head_dim, ".");
+  }
   mamba.d_state = ReadSize(config, {"mamba_d_state"}, 64);
   mamba.groups = ReadSize(config, {"mamba_ngroups"}, 1);
   RequireMultiple(config, "n_mamba_heads", mamba.heads, "mamba_ngroups", mamba.groups);

@@ -101,7 +101,7 @@ TEST(Zamba2, AbsurdValuesAreRefused) {
   ExpectRefused(Config(), "layers_block_type",
                 R"(["mamba", "hybrid", "hybrid", "mamba", "attention"])", "layers_block_type");
   ExpectRefused(Config(), "use_conv_bias", "false", "use_conv_bias");
-  ExpectRefused(Config(), "mamba_headdim", "16", "mamba_headdim");
+  ExpectRefused(Config(), "mamba_headdim", "16", "mamba_headdim is 16, but mamba_expand");
   ExpectRefused(Config(), "num_key_value_heads", "1", "num_key_value_heads");
 }
 

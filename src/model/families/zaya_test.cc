@@ -99,6 +99,17 @@ TEST(Zaya, AbsurdValuesAreRefused) {
                 "layer_types");
   ExpectRefused(Config(), "attention_bias", "true", "attention_bias");
   ExpectRefused(Config(), "rope_parameters", R"({"hybrid": {"rope_type": "linear"}})", "rope_type");
+  ExpectRefused(Config(), "rope_parameters", R"({"hybrid": {"type": "linear"}})", "type");
+  ExpectRefused(Config(), "rope_parameters", R"({"rope_type": "yarn"})", "rope_type");
+  ExpectRefused(Config(), "rope_parameters", R"({"rope_theta": 500})", "rope_theta is 500");
+  ExpectRefused(Config(), "rope_scaling", R"({"type": "linear", "factor": 2})", "rope_scaling");
+}
+
+TEST(Zaya, RopeTypeBesideTheLayerTypes) {
+  Json config = Config();
+  config["rope_parameters"]["rope_type"] = "default";
+  config["rope_scaling"] = false;
+  EXPECT_EQ(AttentionOf(BuildPlan(config), 0).rope->theta, 6000.0);
 }
 
 TEST(Zaya, ClaimsEveryTensorOfTheConformanceCase) {
