@@ -64,7 +64,10 @@ class DemoParity : public testing::Test {
   }
 
   void SetUp() override {
-    if (continuations_.empty()) GTEST_SKIP() << "there is no CUDA device or no demo model";
+    if (DemoModels().empty()) {
+      GTEST_SKIP() << "the demo model is missing; set ADDER_DEMO_MODEL to its folder";
+    }
+    if (continuations_.empty()) GTEST_SKIP() << "there is no CUDA device";
   }
 
   static inline std::vector<Continuation> continuations_;

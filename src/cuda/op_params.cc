@@ -29,6 +29,14 @@ void SetRuns(const Slice& slice, Params& params) {
   params.run_count = slice.run_count;
 }
 
+// The same, and which run each row belongs to.
+template <class Params>
+void SetRows(const Slice& slice, Params& params) {
+  SetRuns(slice, params);
+  params.rows = slice.rows;
+  params.row_runs = slice.row_runs;
+}
+
 // What any attention's parameters have of the slice, its pages and the rotary embedding.
 AttentionParams PagedParams(const std::optional<Rope>& rope, int kv, const Program& program,
                             const DeviceWeights& weights, const DeviceState& state,
@@ -40,9 +48,7 @@ AttentionParams PagedParams(const std::optional<Rope>& rope, int kv, const Progr
   params.kv_bf16 = state.kv_bf16();
   params.kv_offset = state.KvOffset(kv);
   params.page_positions = Narrow(program.layout.page_positions);
-  SetRuns(slice, params);
-  params.rows = slice.rows;
-  params.row_runs = slice.row_runs;
+  SetRows(slice, params);
   return params;
 }
 
@@ -142,9 +148,7 @@ HeadMixParams MixerParams(const HeadMixOp& op, const DeviceWeights& weights,
   params.group_bias = weights.vector(mixing.group_bias);
   params.conv_offset = state.RecurrentOffset(op.conv_state);
   params.value_offset = state.RecurrentOffset(op.value_state);
-  SetRuns(slice, params);
-  params.rows = slice.rows;
-  params.row_runs = slice.row_runs;
+  SetRows(slice, params);
   return params;
 }
 
@@ -226,9 +230,7 @@ RgLruParams MixerParams(const RgLruOp& op, const DeviceWeights& weights, const D
   params.recurrent_bias = weights.vector(m.recurrent_bias);
   params.decay = weights.vector(m.decay);
   params.state_offset = state.RecurrentOffset(op.state);
-  SetRuns(slice, params);
-  params.rows = slice.rows;
-  params.row_runs = slice.row_runs;
+  SetRows(slice, params);
   return params;
 }
 
@@ -238,9 +240,7 @@ TokenShiftParams MixerParams(const TokenShiftOp& op, const DeviceWeights& weight
   params.parts = Narrow(op.parts);
   params.mix = weights.vector(op.mix);
   params.state_offset = state.RecurrentOffset(op.state);
-  SetRuns(slice, params);
-  params.rows = slice.rows;
-  params.row_runs = slice.row_runs;
+  SetRows(slice, params);
   return params;
 }
 

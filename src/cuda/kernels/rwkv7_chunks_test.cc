@@ -42,11 +42,8 @@ void Rwkv7ChunksTest::Compare(int heads, int head_dim, bool value_mix,
     device_inputs.emplace_back(inputs.back());
   }
   std::vector<std::vector<float>> vectors;
-  std::vector<DeviceArray<float>> device_vectors;
-  for (int i = 0; i < 5; ++i) {
-    vectors.push_back(numbers.Vector(inner, 0.6f, 0.7f));
-    device_vectors.emplace_back(vectors.back());
-  }
+  for (int i = 0; i < 5; ++i) vectors.push_back(numbers.Vector(inner, 0.6f, 0.7f));
+  const Rwkv7DeviceVectors device_vectors(vectors);
   const DeviceArray<float> device_slots(slots);
   for (size_t r = 0; r < sizes.size(); ++r) runs[r].recurrent = device_slots.data() + r * slot;
   const DeviceArray<SequenceRun> device_runs(runs);
@@ -63,29 +60,20 @@ void Rwkv7ChunksTest::Compare(int heads, int head_dim, bool value_mix,
   const DeviceArray<float> own(std::vector<float>(chunks * kRwkv7Own, NAN));
 
   Rwkv7ChunkParams params;
+  RaggedBatch batch;
+  batch.runs = device_runs.data();
+  batch.run_count = static_cast<int>(runs.size());
+  std::vector<const float*> rows_of;
+  for (const DeviceArray<float>& input : device_inputs) rows_of.push_back(input.data());
+  if (!value_mix) rows_of[7] = nullptr;
+  // Chunks have an output of their own.
+  params.mixer = device_vectors.Params(heads, head_dim, kBefore, static_cast<int>(stride), batch,
+                                       rows_of, nullptr);
   Rwkv7Params& p = params.mixer;
-  p.heads = heads;
-  p.head_dim = head_dim;
-  p.key_scale = device_vectors[0].data();
-  p.key_rate = device_vectors[1].data();
-  p.bonus = device_vectors[2].data();
-  p.norm_weight = device_vectors[3].data();
-  p.norm_bias = device_vectors[4].data();
-  p.norm_eps = 1e-3f;
-  p.state_offset = kBefore;
-  p.runs = device_runs.data();
-  p.run_count = static_cast<int>(runs.size());
-  p.stride = static_cast<int>(stride);
-  p.r = device_inputs[0].data();
-  p.k = device_inputs[1].data();
-  p.v = device_inputs[2].data();
   p.decay = device_inputs[3].data();
   p.rate = device_inputs[4].data();
   p.gate = device_inputs[5].data();
-  if (value_mix) {
-    p.value_mix = device_inputs[6].data();
-    p.first_value = device_inputs[7].data();
-  }
+  if (value_mix) p.value_mix = device_inputs[6].data();
   params.output = output.data();
   params.output_stride = static_cast<int>(inner);
   params.pieces = device_pieces.data();

@@ -55,7 +55,8 @@ std::vector<double> Rwkv7Step(size_t dim, bool value_mix, Input input, Vector ve
 // A layer's vectors on the device, in the order in which Rwkv7Step asks for them.
 class Rwkv7DeviceVectors {
  public:
-  explicit Rwkv7DeviceVectors(const std::vector<float> (&vectors)[5]) {
+  template <class Vectors>
+  explicit Rwkv7DeviceVectors(const Vectors& vectors) {
     for (const std::vector<float>& vector : vectors) vectors_.emplace_back(vector);
   }
   // For rows of `stride` floats: `inputs` as Rwkv7Step numbers them, of which those that low ranks
