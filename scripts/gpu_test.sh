@@ -37,7 +37,7 @@ failed=0
 # Tests wait for references on the CPU most of the time, so all run at once, the longest in shards.
 tests=(cuda_test:6 op_difference_test:2 state_invariants_test:4 conformance_test:2
        device_decode_test:2 state_dtype_test:2 wide_slices_test:1 router_test:1
-       demo_parity_test:1)
+       rope_scaling_test:1 demo_parity_test:1)
 echo "==> tests"
 for entry in "${tests[@]}"; do
   name=${entry%:*} shards=${entry#*:}

@@ -100,14 +100,6 @@ std::vector<TestModel> ModelsWithChoices() {
   return models;
 }
 
-std::vector<Backend> ExactBackends() {
-  std::vector<Backend> backends;
-  for (const Backend backend : AllBackends()) {
-    if (IsExact(backend)) backends.push_back(backend);
-  }
-  return backends;
-}
-
 INSTANTIATE_TEST_SUITE_P(Kit, Router,
                          testing::Combine(testing::ValuesIn(ModelsWithChoices()),
                                           testing::ValuesIn(ExactBackends())),

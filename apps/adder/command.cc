@@ -69,6 +69,13 @@ void AddDeviceOptions(CLI::App& command, ModelOptions& options, bool with_refere
   command.add_option("--threads", options.threads, "CPU threads; 0: one per core")
       ->check(CLI::Range(0, kMaxThreads))
       ->capture_default_str();
+  command
+      .add_option(
+          "--context", options.context,
+          "Tokens of the longest text; 0: all of the model's positions. Rotary embeddings of "
+          "the types longrope and dynamic depend on it")
+      ->check(CLI::Range(int64_t{0}, kMaxSize))
+      ->capture_default_str();
 }
 
 void AddSamplingOptions(CLI::App& command, SamplingOptions& options) {
@@ -112,6 +119,7 @@ LoadedModel Load(const ModelOptions& options) {
   load.compute = options.compute == "f32" ? Compute::kF32 : Compute::kFast;
   load.state_dtype = ParseStateDType(options.state_dtype);
   load.threads = options.threads;
+  load.context = options.context;
   load.progress = [&](double fraction) { bar.Update(fraction); };
   return LoadModel(options.model, load);
 }

@@ -45,12 +45,14 @@ struct ModelOptions {
   std::string compute = "fast";
   std::string state_dtype = "f32";
   int threads = 0;
+  int64_t context = 0;
 };
 // -m/--model.
 CLI::Option* AddModelOption(CLI::App& command, std::string& model);
 // --state-dtype.
 void AddStateDTypeOption(CLI::App& command, ModelOptions& options);
-// --device (auto, cpu, cuda and, where wanted, reference), --compute, --state-dtype and --threads.
+// --device (auto, cpu, cuda and, where wanted, reference), --compute, --state-dtype, --threads and
+// --context.
 void AddDeviceOptions(CLI::App& command, ModelOptions& options, bool with_reference = false);
 
 struct SamplingOptions {

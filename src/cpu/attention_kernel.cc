@@ -181,8 +181,8 @@ void FillRopeRow(const Rope& rope, int64_t position, float* row) {
   for (int64_t i = 0; i < half; ++i) {
     const float angle =
         static_cast<float>(position) * rope.inverse_frequencies[static_cast<size_t>(i)];
-    row[i] = static_cast<float>(std::cos(static_cast<double>(angle)));
-    row[half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+    row[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * rope.factor;
+    row[half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * rope.factor;
   }
 }
 

@@ -27,7 +27,7 @@ void AttentionRunner::Begin(std::span<const Span> spans, int64_t rows) {
 
 AttentionRunner::RopeCache& AttentionRunner::FindRope(const Rope& rope) {
   for (RopeCache& cache : ropes_) {
-    if (cache.rope.interleaved == rope.interleaved &&
+    if (cache.rope.interleaved == rope.interleaved && cache.rope.factor == rope.factor &&
         cache.rope.inverse_frequencies == rope.inverse_frequencies) {
       return cache;
     }

@@ -44,6 +44,7 @@ AttentionParams PagedParams(const std::optional<Rope>& rope, int kv, const Progr
   AttentionParams params;
   params.inverse_frequencies = weights.inverse_frequencies(rope);
   params.rotary_dim = rope ? Narrow(rope->rotary_dim) : 0;
+  params.rotation_factor = rope ? rope->factor : 1;
   params.interleaved = rope && rope->interleaved;
   params.kv_bf16 = state.kv_bf16();
   params.kv_offset = state.KvOffset(kv);

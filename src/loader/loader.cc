@@ -74,12 +74,14 @@ Device DefaultDevice() {
   return Device::kCpu;
 }
 
-OpenedModel OpenModel(const std::string& name) {
+OpenedModel OpenModel(const std::string& name, int64_t context) {
   OpenedModel model;
   model.directory = ResolveModelPath(name);
   model.store = WeightStore::Open(model.directory);
   const JsonObject config = model.store->config_object();
-  model.plan = std::make_shared<const Plan>(FindFamily(config).build(config, model.store->names()));
+  Plan plan = FindFamily(config).build(config, model.store->names());
+  if (context != 0) OpenForPositions(plan, context);
+  model.plan = std::make_shared<const Plan>(std::move(plan));
   model.weights = BindWeights(model.store, *model.plan);
   return model;
 }
@@ -87,7 +89,7 @@ OpenedModel OpenModel(const std::string& name) {
 LoadedModel LoadModel(const std::string& name, const LoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   RequireDevice(options.device);
-  OpenedModel opened = OpenModel(name);
+  OpenedModel opened = OpenModel(name, options.context);
   LoadedModel model;
   model.directory = opened.directory;
   model.plan = opened.plan;

@@ -25,8 +25,9 @@ struct OpenedModel {
   std::shared_ptr<const BoundWeights> weights;
 };
 
-// `name` is a directory or owner/name (see model_path.h). Throws Error.
-OpenedModel OpenModel(const std::string& name);
+// `name` is a directory or owner/name (see model_path.h). `context`: tokens of the longest text, as
+// OpenForPositions takes it; 0: max_positions of the model. Throws Error.
+OpenedModel OpenModel(const std::string& name, int64_t context = 0);
 
 enum class Device {
   kCpu,
@@ -43,7 +44,8 @@ struct LoadOptions {
   // Of Mamba-2 states: f16 and bf16 halve them, which rounds them at every step. They need
   // Device::kCuda and Compute::kFast.
   DType state_dtype = DType::kF32;
-  int threads = 0;  // 0: one per core
+  int threads = 0;      // 0: one per core
+  int64_t context = 0;  // as OpenModel takes it
   // Called as weights are loaded, which takes nearly all the time, with the part that is done, in
   // [0, 1]. May be empty.
   std::function<void(double fraction)> progress;

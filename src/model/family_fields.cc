@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <tuple>
 
 #include "core/error.h"
@@ -25,45 +24,6 @@ bool FitsFloat(double value) {
   return std::isfinite(value) && std::abs(value) <= std::numeric_limits<float>::max();
 }
 
-// A field that has to be a positive, finite number.
-double ReadPositive(const JsonObject& config, FieldNames keys,
-                    std::optional<double> default_value = std::nullopt) {
-  const double value = config.Number(keys, default_value);
-  if (!FitsFloat(value) || value <= 0) {
-    Fail(config.where(), ": the field ", Joined(keys), " is ", value,
-         ", it should be a positive number.");
-  }
-  return value;
-}
-
-// Llama 3.1's scaling: long wavelengths are stretched by `factor`, short ones kept, and those
-// between interpolated linearly in the number of turns within the original context.
-double Llama3Frequency(double frequency, double factor, double low_freq_factor,
-                       double high_freq_factor, double original_positions) {
-  const double turns = original_positions * frequency / (2 * std::numbers::pi);
-  if (turns < low_freq_factor) return frequency / factor;
-  if (turns > high_freq_factor) return frequency;
-  const double kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-  return (1 - kept) * frequency / factor + kept * frequency;
-}
-
-// Of rope_parameters and rope_scaling the first counts, so the second may not say anything else.
-void RequireOneRope(const JsonObject& config) {
-  const std::optional<JsonObject> parameters = config.Object({"rope_parameters"});
-  const std::optional<JsonObject> scaling = config.Object({"rope_scaling"});
-  if (!parameters || !scaling) return;
-  for (const auto& [name, value] : scaling->value().items()) {
-    const Json* same = name == "type" || name == "rope_type"
-                           ? parameters->Find({"rope_type", "type"})
-                           : parameters->Find({name});
-    if (value.is_null() || (same != nullptr && *same == value)) continue;
-    Fail(config.where(), ": the field rope_scaling has ", name, " ", value.dump(),
-         ", but rope_parameters beside it ",
-         same == nullptr ? std::string("has none") : Concat("has ", same->dump()),
-         "; they should say the same.");
-  }
-}
-
 }  // namespace
 
 int64_t ReadSize(const JsonObject& config, FieldNames keys, std::optional<int64_t> default_value) {
@@ -76,6 +36,16 @@ int64_t ReadLayerCount(const JsonObject& config, FieldNames keys) {
 
 int64_t ReadVocab(const JsonObject& config, FieldNames keys) {
   return config.Int(keys, 1, kMaxRows);
+}
+
+double ReadPositive(const JsonObject& config, FieldNames keys,
+                    std::optional<double> default_value) {
+  const double value = config.Number(keys, default_value);
+  if (!FitsFloat(value) || value <= 0) {
+    Fail(config.where(), ": the field ", Joined(keys), " is ", value,
+         ", it should be a positive number.");
+  }
+  return value;
 }
 
 float ReadScale(const JsonObject& config, FieldNames keys, std::optional<double> default_value) {
@@ -162,75 +132,6 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
     }
   }
   return kinds;
-}
-
-Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor,
-              double default_theta, bool knows_alpha) {
-  RequireOneRope(config);
-  // Newer files put everything into rope_parameters, older ones split it.
-  const std::optional<JsonObject> nested = config.Object({"rope_parameters", "rope_scaling"});
-  const JsonObject& parameters = nested ? *nested : config;
-  const JsonObject& theta_source = parameters.Has("rope_theta") ? parameters : config;
-  const JsonObject& partial_source = parameters.Has("partial_rotary_factor") ? parameters : config;
-
-  Rope rope;
-  rope.theta = ReadPositive(theta_source, {"rope_theta"}, default_theta);
-  const double partial =
-      ReadPositive(partial_source, {"partial_rotary_factor"}, default_partial_factor);
-  if (partial > 1) {
-    Fail(partial_source.where(), ": the field partial_rotary_factor is ", partial, ", above 1.");
-  }
-  rope.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * partial);
-  if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
-    Fail(config.where(), ": the rotary embedding would turn ", rope.rotary_dim,
-         " elements of each head (head_dim ", head_dim, " x partial_rotary_factor ", partial,
-         "); that has to be an even number of at least 2.");
-  }
-  if (nested) rope.scaling = parameters.String({"rope_type", "type"}, "default");
-  for (const char* field : {"factor", "alpha"}) {
-    if (!nested || !parameters.Has(field) || parameters.Find({"rope_type", "type"})) continue;
-    Fail(parameters.where(), " has the field ", field, ", but no rope_type that says its use.");
-  }
-
-  double factor = 1;
-  double low_freq_factor = 0;
-  double high_freq_factor = 0;
-  double original_positions = 0;
-  if (rope.scaling == "linear") {
-    factor = ReadPositive(parameters, {"factor"});
-  } else if (rope.scaling == "llama3") {
-    factor = ReadPositive(parameters, {"factor"});
-    low_freq_factor = ReadPositive(parameters, {"low_freq_factor"});
-    high_freq_factor = ReadPositive(parameters, {"high_freq_factor"});
-    original_positions = ReadPositive(parameters, {"original_max_position_embeddings"});
-    if (high_freq_factor <= low_freq_factor) {
-      Fail(parameters.where(), ": the field high_freq_factor (", high_freq_factor,
-           ") should be larger than low_freq_factor (", low_freq_factor, ").");
-    }
-  } else if (rope.scaling == "dynamic" && knows_alpha && parameters.Has("alpha")) {
-    const auto dim = static_cast<double>(rope.rotary_dim);
-    rope.theta *= std::pow(ReadPositive(parameters, {"alpha"}), dim / (dim - 2));
-    rope.scaling = "alpha";
-  } else if (rope.scaling != "default") {
-    Fail(parameters.where(), ": the rope_type \"", rope.scaling,
-         "\" is not implemented; \"default\", \"linear\" and \"llama3\" are.");
-  }
-  for (int64_t i = 0; i < rope.rotary_dim / 2; ++i) {
-    double frequency =
-        std::pow(rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope.rotary_dim));
-    if (rope.scaling == "llama3") {
-      frequency =
-          Llama3Frequency(frequency, factor, low_freq_factor, high_freq_factor, original_positions);
-    } else {
-      frequency /= factor;
-    }
-    if (!FitsFloat(frequency)) {
-      Fail(parameters.where(), ": rope_theta ", rope.theta, " and factor ", factor,
-           " give a rotary frequency that is not finite.");
-    }
-    rope.inverse_frequencies.push_back(static_cast<float>(frequency));
-  }
-  return rope;
 }
 
 std::vector<bool> ReadExpertLayers(const JsonObject& config, int64_t layers) {

@@ -13,6 +13,7 @@
 #include "core/json.h"
 #include "model/family.h"
 #include "model/plan.h"
+#include "model/rope_fields.h"
 
 namespace adder {
 
@@ -27,6 +28,9 @@ int64_t ReadSize(const JsonObject& config, FieldNames keys,
 int64_t ReadLayerCount(const JsonObject& config, FieldNames keys);
 // vocab_size: in [1, kMaxRows].
 int64_t ReadVocab(const JsonObject& config, FieldNames keys);
+// A field that has to be a positive number, finite in f32.
+double ReadPositive(const JsonObject& config, FieldNames keys,
+                    std::optional<double> default_value = std::nullopt);
 // A multiplier: finite in f32.
 float ReadScale(const JsonObject& config, FieldNames keys,
                 std::optional<double> default_value = std::nullopt);
@@ -47,13 +51,6 @@ enum class LayerKind { kMamba, kAttention };
 // "full_attention"). Without the field, every layer is `default_kind`.
 std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys, int64_t layers,
                                       LayerKind default_kind);
-
-// The rotary embedding of heads of `head_dim` elements: rope_theta with rope_scaling, or the newer
-// rope_parameters; partial_rotary_factor. Scalings: default, linear, llama3 (with the formula of
-// Llama 3.1); others are an Error. With `knows_alpha` also dynamic with a field alpha, which
-// stretches the base: rope_theta * alpha ^ (head_dim / (head_dim - 2)), whatever the position.
-Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor = 1.0,
-              double default_theta = 10000.0, bool knows_alpha = false);
 
 // The heads of an attention layer: num_attention_heads, num_key_value_heads (default: as many),
 // head_dim or attention_head_dim (default: hidden / heads, or `default_head_dim`). Scale, rope and

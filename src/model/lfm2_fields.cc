@@ -85,7 +85,7 @@ Attention AddNormedAttention(Plan& plan, const std::string& prefix, const Attent
 Lfm2Layers StartLfm2(const JsonObject& config, const TensorNames& names, Plan& plan) {
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = ReadSize(config, {"hidden_size"});
-  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 128000);
+  plan.max_positions = ReadMaxPositions(config, 128000);
   const int64_t count = ReadLayerCount(config, {"num_hidden_layers"});
   Lfm2Layers layers;
   layers.is_attention = ReadLayers(config, count);

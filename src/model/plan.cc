@@ -1,6 +1,10 @@
 #include "model/plan.h"
 
+#include <algorithm>
 #include <utility>
+#include <variant>
+
+#include "core/error.h"
 
 namespace adder {
 
@@ -26,6 +30,28 @@ VectorId Plan::AddVector(std::string label, std::string tensor, int64_t size,
                          VectorTransform transform) {
   return AddVector(
       VectorRef{std::move(label), {VectorPart{std::move(tensor), {Shape{size}}}}, transform});
+}
+
+void OpenForPositions(Plan& plan, int64_t positions) {
+  std::vector<Rope*> ropes;
+  for (Block& block : plan.blocks) {
+    for (Mixer& mixer : block.mixers) {
+      auto* attention = std::get_if<Attention>(&mixer);
+      auto* latent = std::get_if<LatentAttention>(&mixer);
+      if (attention != nullptr && attention->rope) ropes.push_back(&*attention->rope);
+      if (latent != nullptr && latent->rope) ropes.push_back(&*latent->rope);
+    }
+  }
+  const bool stretches = std::any_of(ropes.begin(), ropes.end(),
+                                     [](const Rope* rope) { return rope->dynamic_factor > 0; });
+  if (positions < 1 || positions > kMaxSize ||
+      (plan.max_positions > 0 && positions > plan.max_positions && !stretches)) {
+    Fail("The model cannot be opened for texts of ", positions, " tokens; it has ",
+         plan.max_positions > 0 && !stretches ? Concat(plan.max_positions, " positions.")
+                                              : Concat("1 to ", kMaxSize, " positions."));
+  }
+  plan.max_positions = positions;
+  for (Rope* rope : ropes) FitRope(*rope, positions);
 }
 
 int64_t VectorSize(const VectorRef& vector) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/shape.h"
+#include "model/rope.h"
 
 namespace adder {
 
@@ -131,18 +132,6 @@ enum class Activation {
   kRelu2,     // max(x, 0)^2
   kSigmoid,   // 1 / (1 + exp(-x))
   kTanh,
-};
-
-// Rotary position embedding of the first `rotary_dim` elements of each head, in the half-split
-// form: element i pairs with i + rotary_dim / 2; or interleaved: element 2 i pairs with 2 i + 1.
-// inverse_frequencies has rotary_dim / 2 entries with any scaling (linear, llama3, ...) already
-// applied.
-struct Rope {
-  int64_t rotary_dim = 0;
-  double theta = 10000.0;
-  std::string scaling = "default";  // for people
-  std::vector<float> inverse_frequencies;
-  bool interleaved = false;
 };
 
 // What is done to q, k and v before their norms (Figliolia et al., "Compressed Convolutional
@@ -638,6 +627,11 @@ struct Plan {
 
 // Elements of a vector after loading; -1 when its shapes are absent, disagree or overflow.
 int64_t VectorSize(const VectorRef& vector);
+
+// Makes a plan one for texts of up to `positions` tokens: max_positions becomes that, and rotary
+// embeddings are fitted to it (FitRope). Throws Error when that is more than the model has, unless
+// its rotary embeddings stretch by themselves ("dynamic").
+void OpenForPositions(Plan& plan, int64_t positions);
 
 // Throws Error naming block and field when sizes disagree, are absurd, or an id is out of range.
 void ValidatePlan(const Plan& plan);

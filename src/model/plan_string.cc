@@ -96,6 +96,7 @@ class PlanPrinter {
   static std::string RopeText(const std::optional<Rope>& rope) {
     if (!rope) return "none";
     return Concat(rope->scaling, "(theta=", rope->theta, ",rotary_dim=", rope->rotary_dim,
+                  rope->factor == 1 ? std::string() : Concat(",factor=", rope->factor),
                   rope->interleaved ? ",interleaved)" : ")");
   }
   static std::string ActivationText(Activation activation, bool gated) {

@@ -196,6 +196,30 @@ TEST(Plan, WrongWeightsAreNamed) {
       {"\"conv\"", "[channels, 1, taps]"});
 }
 
+TEST(Plan, OpensForShorterTexts) {
+  Plan plan = SmallPlan();
+  plan.max_positions = 100;
+  Rope& rope = *AttentionOf(plan).rope;
+  rope.trained_positions = 20;
+  rope.short_inverse_frequencies = {0.5f};
+  rope.long_inverse_frequencies = {0.25f};
+  OpenForPositions(plan, 21);
+  EXPECT_EQ(plan.max_positions, 21);
+  EXPECT_EQ(rope.inverse_frequencies[0], 0.25f);
+  OpenForPositions(plan, 20);
+  EXPECT_EQ(rope.inverse_frequencies[0], 0.5f);
+  for (const int64_t positions : {int64_t{0}, int64_t{-1}, int64_t{21}, kMaxSize + 1}) {
+    EXPECT_THROW(OpenForPositions(plan, positions), Error) << positions;
+  }
+  // A rotation that stretches by itself takes any.
+  rope = Rope{4, 100.0, "dynamic", {}};
+  rope.dynamic_factor = 2;
+  rope.trained_positions = 20;
+  OpenForPositions(plan, 40);
+  EXPECT_EQ(plan.max_positions, 40);
+  EXPECT_FLOAT_EQ(rope.inverse_frequencies[1], 1.0f / 30);  // (100 * 3 ^ (4 / 2)) ^ (-2 / 4)
+}
+
 TEST(Plan, PrintsEveryField) {
   Plan plan = SmallPlan();
   plan.embedding_scale = 12;

@@ -25,6 +25,10 @@ void Validator::Check(const Attention& mixer) {
   Divides("heads", mixer.heads, "kv_heads", mixer.kv_heads);
   Finite("scale", mixer.scale);
   if (mixer.rope) CheckRope(*mixer.rope, mixer.head_dim);
+  if (mixer.rope && mixer.rope->factor != 1 && mixer.qk_norm_after_rope) {
+    Fail(where_, "its rotary embedding (", mixer.rope->scaling, ") multiplies by ",
+         mixer.rope->factor, ", which is not implemented with norms after it.");
+  }
   if (mixer.q_norm) CheckHeadNorm("q_norm", *mixer.q_norm, mixer.head_dim, mixer.heads);
   if (mixer.k_norm) CheckHeadNorm("k_norm", *mixer.k_norm, mixer.head_dim, mixer.kv_heads);
   if (mixer.v_norm) CheckHeadNorm("v_norm", *mixer.v_norm, mixer.head_dim, mixer.kv_heads);
@@ -81,6 +85,7 @@ void Validator::CheckRope(const Rope& rope, int64_t head_dim) const {
   Equal("number of rope inverse_frequencies", static_cast<int64_t>(rope.inverse_frequencies.size()),
         "half of rotary_dim", rope.rotary_dim / 2);
   for (float frequency : rope.inverse_frequencies) Finite("rope inverse_frequencies", frequency);
+  Finite("rope factor", rope.factor);
 }
 
 void Validator::Check(const LatentAttention& mixer) {

@@ -39,7 +39,7 @@ class Builder {
     plan_.family = form_.family;
     plan_.vocab = ReadVocab(config_, {"vocab_size"});
     plan_.hidden = ReadSize(config_, {"hidden_size"});
-    plan_.max_positions = ReadSize(config_, {"max_position_embeddings"}, 32768);
+    plan_.max_positions = ReadMaxPositions(config_, 32768);
     layers_ = ReadLayerCount(config_, {"num_hidden_layers"});
     eps_ = ReadEps(config_, {"rms_norm_eps"}, 1e-6);
     activation_ = ReadActivation(config_, {"hidden_act"});

@@ -124,8 +124,8 @@ void Interpreter::Rotate(const Rope& rope, int64_t position, float* head) {
     float& b = head[rope.interleaved ? 2 * i + 1 : i + half];
     const float angle =
         static_cast<float>(position) * rope.inverse_frequencies[static_cast<size_t>(i)];
-    const double cosine = std::cos(static_cast<double>(angle));
-    const double sine = std::sin(static_cast<double>(angle));
+    const double cosine = rope.factor * std::cos(static_cast<double>(angle));
+    const double sine = rope.factor * std::sin(static_cast<double>(angle));
     const double first = a;
     const double second = b;
     a = static_cast<float>(first * cosine - second * sine);

@@ -62,6 +62,14 @@ bool HasAny(const Program& program) {
                      [](const Op& op) { return (std::holds_alternative<Bodies>(op.body) || ...); });
 }
 
+std::vector<Backend> ExactBackends() {
+  std::vector<Backend> exact;
+  for (const Backend backend : AllBackends()) {
+    if (IsExact(backend)) exact.push_back(backend);
+  }
+  return exact;
+}
+
 }  // namespace
 
 bool HasExperts(const Program& program) { return HasAny<RouterOp>(program); }

@@ -22,6 +22,8 @@ const std::vector<Backend>& QuickBackends();
 bool IsBatchInvariant(Backend backend);
 // Whether the backend must agree with the reference to rounding.
 bool IsExact(Backend backend);
+// Those of AllBackends() that must.
+std::vector<Backend> ExactBackends();
 
 // Of a program, for tolerances: whether tokens choose experts, and whether a state magnifies
 // rounding: its step sizes are products of products, or its answers are normed head by head.

@@ -1,7 +1,5 @@
 #include "tests/support/test_models.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +12,7 @@
 #include "core/file.h"
 #include "model/family.h"
 #include "tests/support/synthetic_checkpoint.h"
+#include "tests/support/temporary_folder.h"
 
 namespace adder::test {
 namespace {
@@ -43,31 +42,6 @@ std::vector<TestModel> FindKitModels() {
   std::sort(models.begin(), models.end(),
             [](const TestModel& a, const TestModel& b) { return a.name < b.name; });
   return models;
-}
-
-// A folder that is removed with everything in it. Mapped files stay readable after that.
-class TemporaryFolder {
- public:
-  explicit TemporaryFolder(const std::string& name)
-      : path_(fs::temp_directory_path() / Concat("adder_", getpid(), "_", name)) {}
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-Program LoadDirectory(const fs::path& directory) {
-  const auto store = WeightStore::Open(directory);
-  const JsonObject config = store->config_object();
-  auto plan = std::make_shared<Plan>(FindFamily(config).build(config, store->names()));
-  auto weights = BindWeights(store, *plan);
-  return LowerPlan(std::move(plan), std::move(weights));
 }
 
 template <class T>
@@ -107,6 +81,15 @@ std::vector<TestModel> TinyModels() {
   std::vector<TestModel> models = KitModels();
   for (const SyntheticModel& synthetic : SyntheticModels()) models.push_back({synthetic.name, {}});
   return models;
+}
+
+Program LoadDirectory(const fs::path& directory, int64_t context) {
+  const auto store = WeightStore::Open(directory);
+  const JsonObject config = store->config_object();
+  auto plan = std::make_shared<Plan>(FindFamily(config).build(config, store->names()));
+  if (context != 0) OpenForPositions(*plan, context);
+  auto weights = BindWeights(store, *plan);
+  return LowerPlan(std::move(plan), std::move(weights));
 }
 
 Program LoadProgram(const TestModel& model) {

@@ -31,7 +31,9 @@ const std::vector<TestModel>& DemoModels();
 // Kit and synthetic models: small enough for many runs of the interpreter.
 std::vector<TestModel> TinyModels();
 
-// Opens, plans, binds and lowers.
+// Opens, plans, binds and lowers. `context`: tokens of the longest text, as OpenForPositions takes
+// it; 0: all of the model's positions.
+Program LoadDirectory(const std::filesystem::path& directory, int64_t context = 0);
 Program LoadProgram(const TestModel& model);
 
 // What expected.safetensors says about one prompt.

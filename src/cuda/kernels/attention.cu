@@ -17,6 +17,7 @@
 #include "cuda/kernels/attention_step_wide.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/qk_norm.h"
+#include "cuda/kernels/rotation.cuh"
 
 namespace adder::cuda {
 namespace {
@@ -94,12 +95,8 @@ __global__ void KvAppendKernel(const __grid_constant__ AttentionParams p) {
   char* page = run.pages[position / p.page_positions];
   const int slot = position % p.page_positions;
   const int half = p.rotary_dim / 2;
-  // Angles are rounded to f32 before sine and cosine, as in the references.
   const auto rotate = [&](int pair, float first, float second) {
-    float sine;
-    float cosine;
-    sincosf(static_cast<float>(position) * p.inverse_frequencies[pair], &sine, &cosine);
-    return make_float2(first * cosine - second * sine, second * cosine + first * sine);
+    return Turned(Rotation(p, position, pair), first, second);
   };
   if (p.inverse_frequencies != nullptr) {
     for (int i = threadIdx.x; i < p.heads * half; i += kThreads) {

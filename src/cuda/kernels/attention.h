@@ -27,6 +27,7 @@ struct AttentionParams {
   float scale = 0;
   const float* inverse_frequencies = nullptr;  // [rotary_dim / 2]; null: no rotary embedding
   int rotary_dim = 0;
+  float rotation_factor = 1;  // multiplies what is rotated
   bool kv_bf16 = true;
   long long kv_offset = 0;
   int page_positions = 0;

@@ -7,6 +7,7 @@
 
 #include "cuda/kernels/attention_place.h"
 #include "cuda/kernels/launch.cuh"
+#include "cuda/kernels/rotation.cuh"
 #include "cuda/kernels/sums.cuh"
 
 namespace adder::cuda {
@@ -38,16 +39,11 @@ __device__ __forceinline__ void Rotate(const AttentionParams& p, int position, f
   if (p.inverse_frequencies == nullptr) return;
   const int half = p.rotary_dim / 2;
   for (int pair = static_cast<int>(threadIdx.x); pair < half; pair += kThreads) {
-    float sine;
-    float cosine;
-    // Angles are rounded to f32 first, as in the references.
-    sincosf(static_cast<float>(position) * p.inverse_frequencies[pair], &sine, &cosine);
     float& a = head[p.interleaved ? 2 * pair : pair];
     float& b = head[p.interleaved ? 2 * pair + 1 : pair + half];
-    const float first = a;
-    const float second = b;
-    a = first * cosine - second * sine;
-    b = second * cosine + first * sine;
+    const float2 turned = Turned(Rotation(p, position, pair), a, b);
+    a = turned.x;
+    b = turned.y;
   }
 }
 

@@ -37,6 +37,7 @@ constexpr int kPosition = 150;
 constexpr int kTokens = 50;
 constexpr int kPages = 4;
 constexpr float kScale = 0.2f;
+constexpr float kRotationFactor = 1.125f;
 
 class LatentKernels : public testing::TestWithParam<Sizes> {
  protected:
@@ -128,6 +129,7 @@ TEST_P(LatentKernels, MatchTheReference) {
   p.scale = kScale;
   p.inverse_frequencies = s.rotates ? device_frequencies.data() : nullptr;
   p.rotary_dim = s.rotates ? s.rope_dim : 0;
+  p.rotation_factor = kRotationFactor;
   p.interleaved = s.interleaved;
   p.kv_bf16 = s.bf16;
   p.page_positions = kPage;
@@ -165,8 +167,8 @@ TEST_P(LatentKernels, MatchTheReference) {
       double& a = x[s.interleaved ? 2 * i : i];
       double& b = x[s.interleaved ? 2 * i + 1 : i + s.rope_dim / 2];
       const double first = a;
-      a = first * std::cos(angle) - b * std::sin(angle);
-      b = b * std::cos(angle) + first * std::sin(angle);
+      a = kRotationFactor * (first * std::cos(angle) - b * std::sin(angle));
+      b = kRotationFactor * (b * std::cos(angle) + first * std::sin(angle));
     }
   };
   const auto append = [](std::vector<double>& to, const float* from, int count) {

@@ -11,18 +11,9 @@
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/attention_step_math.cuh"
 #include "cuda/kernels/launch.cuh"
+#include "cuda/kernels/rotation.cuh"
 
 namespace adder::cuda {
-
-// Sine and cosine of a pair's angle, which is rounded to f32 first, as in the references. Whole
-// turns are taken off in double precision, so no position is too large.
-__device__ __forceinline__ float2 Rotation(const AttentionParams& p, int position, int pair) {
-  const float angle = static_cast<float>(position) * p.inverse_frequencies[pair];
-  const double turns = static_cast<double>(angle) * 0.15915494309189535;
-  float2 rotation;
-  sincospif(2.0f * static_cast<float>(turns - rint(turns)), &rotation.x, &rotation.y);
-  return rotation;
-}
 
 __device__ __forceinline__ float4 Times(float4 a, float4 b) {
   return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);

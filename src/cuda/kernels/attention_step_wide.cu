@@ -27,6 +27,7 @@
 #include "cuda/kernels/attention_step_wide.h"
 #include "cuda/kernels/cluster.cuh"
 #include "cuda/kernels/launch.cuh"
+#include "cuda/kernels/rotation.cuh"
 #include "cuda/kernels/sums.cuh"
 #include "cuda/kernels/tensor_core.cuh"
 
@@ -81,7 +82,7 @@ struct WideStep {
     unsigned char weights[kGroups * kWeightBytes];  // [group][halves of 8 heads][position]
     float scores[kWarps][kHeads][kScoreStride];
     __nv_bfloat16 own_key[kKeyDim];
-    float2 rotations[kMostRope / 2];  // cosine, sine
+    float2 rotations[kMostRope / 2];
     float keep[kHeads];
     float of_warps[kWarps];
     float2 sent_scores[1 << kMostClusterShift][kHeads];
@@ -101,12 +102,11 @@ __device__ __forceinline__ float2 Rotated(const AttentionParams& p, const float2
   float2 pair = make_float2(x[r], x[r + 1]);
   if (r >= 2 * half) return pair;
   if (p.interleaved) {
-    const float2 by = rotations[r / 2];
-    return make_float2(pair.x * by.x - pair.y * by.y, pair.y * by.x + pair.x * by.y);
+    return Turned(rotations[r / 2], pair.x, pair.y);
   }
   const auto turn = [&](int i, float value) {
     const float2 by = rotations[i < half ? i : i - half];
-    return i < half ? value * by.x - x[i + half] * by.y : value * by.x + x[i - half] * by.y;
+    return i < half ? value * by.y - x[i + half] * by.x : value * by.y + x[i - half] * by.x;
   };
   return make_float2(turn(r, pair.x), turn(r + 1, pair.y));
 }
@@ -213,10 +213,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   if (count > 0) copy(0);
   if (W::kLatent && p.inverse_frequencies != nullptr && thread < p.rotary_dim / 2) {
-    float2 by;
-    // Angles are rounded to f32 first, as in the references.
-    sincosf(static_cast<float>(run.position) * p.inverse_frequencies[thread], &by.y, &by.x);
-    shared.rotations[thread] = by;
+    shared.rotations[thread] = Rotation(p, run.position, thread);
   }
   __syncthreads();
   if (cluster > 1) ClusterWait();  // all blocks have begun, and opened their mailboxes

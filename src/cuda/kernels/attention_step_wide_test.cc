@@ -31,6 +31,7 @@ std::ostream& operator<<(std::ostream& out, const Sizes& s) {
 
 constexpr int kPage = 64;
 constexpr float kScale = 0.2f;
+constexpr float kRotationFactor = 1.125f;
 constexpr float kEps = 1e-3f;
 // Own positions at the borders of tiles, of pages, and of what one block or one unit takes.
 const std::vector<int> kPositions = {0,   1,   30,  31,   32,   63,   64,
@@ -87,8 +88,8 @@ class LatentStep : public testing::TestWithParam<Sizes> {
       double& a = x[static_cast<size_t>(s.interleaved ? 2 * i : i)];
       double& b = x[static_cast<size_t>(s.interleaved ? 2 * i + 1 : i + s.rope_dim / 2)];
       const double first = a;
-      a = first * std::cos(angle) - b * std::sin(angle);
-      b = b * std::cos(angle) + first * std::sin(angle);
+      a = kRotationFactor * (first * std::cos(angle) - b * std::sin(angle));
+      b = kRotationFactor * (b * std::cos(angle) + first * std::sin(angle));
     }
     return x;
   }
@@ -167,6 +168,7 @@ class LatentStep : public testing::TestWithParam<Sizes> {
       p.scale = kScale;
       p.inverse_frequencies = s.rotates ? frequencies.data() : nullptr;
       p.rotary_dim = s.rotates ? s.rope_dim : 0;
+      p.rotation_factor = kRotationFactor;
       p.interleaved = s.interleaved;
       p.window = s.window;
       p.page_positions = kPage;

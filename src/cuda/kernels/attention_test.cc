@@ -84,6 +84,8 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
     k_norm_weight_ = RandomFloats(5, static_cast<size_t>(s.kv_heads * s.head_dim), 0.2f, 1.8f);
   }
 
+  // Norms behind the rotation would undo it.
+  float RotationFactor() const { return NormsAfter() ? 1.0f : 1.125f; }
   bool NormsAfter() const {
     return GetParam().norms == Norms::kHeadsAfter || GetParam().norms == Norms::kKeysAfter;
   }
@@ -149,8 +151,8 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
         double& b = of_head[s.interleaved ? 2 * i + 1 : i + half];
         const double first = a;
         const double second = b;
-        a = first * std::cos(angle) - second * std::sin(angle);
-        b = second * std::cos(angle) + first * std::sin(angle);
+        a = RotationFactor() * (first * std::cos(angle) - second * std::sin(angle));
+        b = RotationFactor() * (second * std::cos(angle) + first * std::sin(angle));
       }
     }
     if (NormsAfter()) norms();
@@ -285,6 +287,7 @@ class AttentionKernels : public testing::TestWithParam<Sizes> {
       p.scale = kScale;
       p.inverse_frequencies = s.rotary_dim > 0 ? frequencies.data() : nullptr;
       p.rotary_dim = s.rotary_dim;
+      p.rotation_factor = RotationFactor();
       p.kv_bf16 = s.bf16;
       p.kv_offset = static_cast<long long>(128 * element);
       p.page_positions = kPagePositions;

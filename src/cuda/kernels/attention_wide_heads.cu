@@ -17,6 +17,7 @@
 #include "cuda/kernels/attention_wide_heads.h"
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/linear_fragments.cuh"
+#include "cuda/kernels/rotation.cuh"
 #include "cuda/kernels/tensor_core.cuh"
 
 namespace adder::cuda {
@@ -139,13 +140,9 @@ __device__ __forceinline__ void LoadLatentQueries(const AttentionParams& p,
     float a = from[first];
     float b = from[second];
     if (p.inverse_frequencies != nullptr) {
-      float sine;
-      float cosine;
-      // Angles are rounded to f32 first, as in the references.
-      sincosf(static_cast<float>(block.Position(r)) * p.inverse_frequencies[pair], &sine, &cosine);
-      const float turned = a * cosine - b * sine;
-      b = b * cosine + a * sine;
-      a = turned;
+      const float2 turned = Turned(Rotation(p, block.Position(r), pair), a, b);
+      a = turned.x;
+      b = turned.y;
     }
     const auto store = [&](int column, float x) {
       *reinterpret_cast<__nv_bfloat16*>(to + UnitOffset<W::kKeyDim>(r, kLatentUnits + column / 8) +

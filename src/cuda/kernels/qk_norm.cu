@@ -7,6 +7,7 @@
 
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/qk_norm.h"
+#include "cuda/kernels/rotation.cuh"
 #include "cuda/kernels/sums.cuh"
 
 namespace adder::cuda {
@@ -46,14 +47,9 @@ __global__ void __launch_bounds__(kMostThreads)
     for (int i = thread; i < count / p.head_dim * half; i += threads) {
       float* head = x + i / half * p.head_dim;
       const int pair = i % half;
-      float sine;
-      float cosine;
-      // Angles are rounded to f32 first, as in the references.
-      sincosf(static_cast<float>(position) * p.inverse_frequencies[pair], &sine, &cosine);
-      const float first = head[pair];
-      const float second = head[pair + half];
-      head[pair] = first * cosine - second * sine;
-      head[pair + half] = second * cosine + first * sine;
+      const float2 turned = Turned(Rotation(p, position, pair), head[pair], head[pair + half]);
+      head[pair] = turned.x;
+      head[pair + half] = turned.y;
     }
     __syncthreads();
   }

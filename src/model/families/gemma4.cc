@@ -340,7 +340,7 @@ Plan Build(const JsonObject& whole, const TensorNames& names) {
   plan.family = "gemma4";
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = ReadSize(config, {"hidden_size"});
-  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 131072);
+  plan.max_positions = ReadMaxPositions(config, 131072);
   plan.embedding_scale = std::sqrt(static_cast<float>(plan.hidden));
   if (config.Has("final_logit_softcapping")) {
     plan.logits_cap = ReadScale(config, {"final_logit_softcapping"}, 0.0);

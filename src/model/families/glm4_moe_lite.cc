@@ -47,12 +47,22 @@ MoeMlp ReadExperts(const JsonObject& config, int64_t layers, Activation activati
   return moe;
 }
 
+// What a rotary scaling with mscale_all_dim adds to the scale of q . k.
+float ReadScaleOfScaledRope(const JsonObject& config) {
+  const std::optional<JsonObject> parameters = config.Object({"rope_parameters", "rope_scaling"});
+  if (!parameters || parameters->String({"rope_type", "type"}, "default") == "default") return 1;
+  const double mscale_all_dim = ReadScale(*parameters, {"mscale_all_dim"}, 0);
+  if (mscale_all_dim == 0) return 1;
+  const double magnitude = YarnMagnitude(ReadPositive(*parameters, {"factor"}), mscale_all_dim);
+  return static_cast<float>(magnitude * magnitude);
+}
+
 Plan Build(const JsonObject& config, const TensorNames& names) {
   Plan plan;
   plan.family = "glm4_moe_lite";
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = ReadSize(config, {"hidden_size"});
-  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 202752);
+  plan.max_positions = ReadMaxPositions(config, 202752);
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
   const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-5);
   const Activation activation = ReadActivation(config, {"hidden_act"});
@@ -63,6 +73,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   RequireMultiple(config, "qk_rope_head_dim", sizes.rope_dim, "2", 2);
   sizes.rope = ReadRope(config, sizes.rope_dim);
   sizes.rope->interleaved = config.Bool({"rope_interleave"}, true);
+  sizes.scale *= ReadScaleOfScaledRope(config);
 
   const std::vector<bool> sparse = ReadSparseLayers(config, layers);
   const int64_t intermediate = ReadSize(config, {"intermediate_size"});

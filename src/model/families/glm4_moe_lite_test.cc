@@ -44,6 +44,14 @@ TEST(Glm4MoeLite, PlanFollowsTheConfig) {
   EXPECT_EQ(plan.ignored_tensors.back(), "model.layers.3.*");
 }
 
+TEST(Glm4MoeLite, YarnScalesTheScores) {
+  const Plan plan = BuildPlan(With(Config(), "rope_scaling", R"({"type": "yarn", "factor": 8,
+      "original_max_position_embeddings": 64, "mscale": 0.7, "mscale_all_dim": 1.5})"));
+  const auto& attention = std::get<LatentAttention>(plan.blocks[0].mixers[0]);
+  EXPECT_FLOAT_EQ(attention.scale, 1.7211241978223866f / std::sqrt(11.0f));
+  EXPECT_FLOAT_EQ(attention.rope->factor, 1.1455609079f / 1.3119162312f);
+}
+
 TEST(Glm4MoeLite, KeysAndValuesOfAHeadLieSideBySideInHuggingFaceFiles) {
   const Plan plan = BuildPlan(Config());
   const auto& attention = std::get<LatentAttention>(plan.blocks[0].mixers[0]);

@@ -10,7 +10,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   plan.family = "granite";
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = ReadSize(config, {"hidden_size"});
-  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 2048);
+  plan.max_positions = ReadMaxPositions(config, 2048);
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
   const int64_t intermediate = ReadSize(config, {"intermediate_size"});
   const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);

@@ -54,7 +54,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   plan.family = "granitemoehybrid";
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = ReadSize(config, {"hidden_size"});
-  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 2048);
+  plan.max_positions = ReadMaxPositions(config, 2048);
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
   const std::vector<LayerKind> kinds =
       ReadLayerTypes(config, {"layer_types", "layers_block_type"}, layers, LayerKind::kMamba);

@@ -44,8 +44,11 @@ TEST(HunyuanDense, UnimplementedAndAbsurdValuesAreRefused) {
   ExpectRefused(Config(), "use_cla", "true", "use_cla is true");
   ExpectRefused(Config(), "mlp_bias", "true", "mlp_bias is true");
   ExpectRefused(Config(), "attention_head_dim", "12", "attention_head_dim is 12");
-  // Without alpha the base would grow with the position.
-  ExpectRefused(Config(), "rope_scaling", R"({"type": "dynamic", "factor": 2})", "dynamic");
+  ExpectRefused(Config(), "rope_scaling", R"({"type": "dynamic"})", "factor");
+  // The norms of q and k come after the rotation, and would undo what it multiplies by.
+  ExpectRefused(Config(), "rope_scaling",
+                R"({"type": "yarn", "factor": 2, "original_max_position_embeddings": 64})",
+                "yarn) multiplies by");
   ExpectRefused(Config(), "rope_scaling", R"({"type": "dynamic", "alpha": -1})", "alpha");
   ExpectRefused(Config(), "rope_scaling", R"({"alpha": 1000})", "alpha, but no rope_type");
   ExpectAbsurdSizesRefused(Config(), {"hidden_size", "intermediate_size", "num_hidden_layers",

@@ -65,7 +65,15 @@ TEST(Llama, WithoutTheFieldTheTensorsDecideOnTying) {
 TEST(Llama, UnimplementedOptionsAreRefused) {
   ExpectRefused(Config(), "hidden_act", "\"gelu\"", "hidden_act is \"gelu\"");
   ExpectRefused(Config(), "pretraining_tp", "2", "pretraining_tp is 2");
-  ExpectRefused(Config(), "rope_scaling", R"({"rope_type": "yarn", "factor": 2})", "yarn");
+  ExpectRefused(Config(), "rope_scaling", R"({"rope_type": "ntk", "factor": 2})", "\"ntk\"");
+}
+
+TEST(Llama, ScalingsOfTheRotation) {
+  const Plan plan = BuildPlan(With(Config(), "rope_scaling", R"({"rope_type": "yarn", "factor": 4,
+      "original_max_position_embeddings": 256})"));
+  EXPECT_EQ(AttentionOf(plan).rope->scaling, "yarn");
+  EXPECT_FLOAT_EQ(AttentionOf(plan).rope->factor, 1.138629436111989f);
+  EXPECT_EQ(plan.max_positions, 1024);
 }
 
 TEST(Llama, AbsurdValuesAreRefused) {

@@ -125,7 +125,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   plan.family = "nemotron_h";
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = ReadSize(config, {"hidden_size"});
-  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 4096);
+  plan.max_positions = ReadMaxPositions(config, 4096);
   const std::string pattern = ReadPattern(config);
   const auto layers = static_cast<int64_t>(pattern.size());
   const auto has = [&pattern](char kind) { return pattern.find(kind) != std::string::npos; };

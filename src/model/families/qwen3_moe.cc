@@ -15,7 +15,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   plan.family = "qwen3_moe";
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = ReadSize(config, {"hidden_size"});
-  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 32768);
+  plan.max_positions = ReadMaxPositions(config, 32768);
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
   const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);
   const Activation activation = ReadActivation(config, {"hidden_act"});

@@ -194,8 +194,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   plan.family = "zamba2";
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = config.Int({"hidden_size"}, 1, kMaxSize / 4);
-  plan.max_positions = LongContext(config) ? kLongContextPositions
-                                           : ReadSize(config, {"max_position_embeddings"}, 4096);
+  plan.max_positions = LongContext(config) ? kLongContextPositions : ReadMaxPositions(config, 4096);
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
   const std::vector<bool> hybrid = ReadHybridLayers(config, layers);
   const int64_t shared_blocks = config.Int({"num_mem_blocks"}, 1, kMaxLayers, 1);

@@ -197,7 +197,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   plan.family = "zaya";
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = ReadSize(config, {"hidden_size"});
-  plan.max_positions = ReadSize(config, {"max_position_embeddings"}, 131072);
+  plan.max_positions = ReadMaxPositions(config, 131072);
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
   const std::vector<bool> windowed = ReadWindowLayers(config, layers);
   const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-5);

@@ -1,0 +1,77 @@
+// Rotary scalings from config to logits, against what the reference implementations compute with
+// the same weights and tokens: tests/cases/rope_scalings.json, which tools/make_rope_cases.py
+// makes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "core/json.h"
+#include "tests/support/parameters.h"
+#include "tests/support/temporary_folder.h"
+
+namespace adder::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const Json& Cases() {
+  static const Json cases = ReadJsonFile(ADDER_SOURCE_DIR "/tests/cases/rope_scalings.json");
+  return cases;
+}
+
+// The kit's model with the case's fields in its config.
+Program LoadCase(const std::string& name) {
+  const Json& entry = Cases()[name];
+  const fs::path kit = ConformanceKit() / "models" / entry["model"].get<std::string>();
+  const TemporaryFolder folder(name);
+  fs::create_directories(folder.path());
+  Json config = ReadJsonFile(kit / "config.json");
+  config.update(entry["config"]);
+  std::ofstream(folder.path() / "config.json") << PrintJson(config);
+  fs::create_symlink(fs::absolute(kit / "model.safetensors"), folder.path() / "model.safetensors");
+  return LoadDirectory(folder.path(), entry["context"].get<int64_t>());
+}
+
+class RopeScaling : public testing::TestWithParam<ModelAndBackend> {};
+
+TEST_P(RopeScaling, LogitsAreThoseOfTheReference) {
+  const auto& [model, backend] = GetParam();
+  const Json& entry = Cases()[model.name];
+  const std::unique_ptr<Executor> executor = MakeExecutor(backend, LoadCase(model.name));
+  const auto tokens = entry["tokens"].get<std::vector<int32_t>>();
+  const auto expected = entry["logits"].get<std::vector<std::vector<float>>>();
+  const SequenceId sequence = executor->CreateSequence();
+  const std::vector<float> logits = executor->Forward({{sequence, tokens, LogitsRows::kAll}});
+  const size_t vocab = expected[0].size();
+  ASSERT_EQ(logits.size(), tokens.size() * vocab);
+  float largest = 0;
+  for (size_t row = 0; row < expected.size(); ++row) {
+    const size_t first = (tokens.size() - expected.size() + row) * vocab;
+    for (size_t i = 0; i < vocab; ++i) {
+      largest = std::max(largest, std::abs(logits[first + i] - expected[row][i]));
+    }
+  }
+  // Of logits with a standard deviation of about 3.
+  EXPECT_LT(largest, 1e-3);
+}
+
+std::vector<TestModel> ScaledModels() {
+  std::vector<TestModel> models;
+  for (const auto& [name, entry] : Cases().items()) {
+    const fs::path kit = ConformanceKit() / "models" / entry["model"].get<std::string>();
+    if (fs::exists(kit)) models.push_back({name, kit});
+  }
+  return models;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kit, RopeScaling,
+                         testing::Combine(testing::ValuesIn(ScaledModels()),
+                                          testing::ValuesIn(ExactBackends())),
+                         NameOf);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RopeScaling);
+
+}  // namespace
+}  // namespace adder::test
