@@ -7,6 +7,7 @@
 #include <iostream>
 #include <set>
 
+#include "core/json.h"
 #include "model/family.h"
 #include "tests/support/numbers.h"
 #include "tests/support/parameters.h"
@@ -17,10 +18,16 @@ namespace {
 // A greedy step whose reference margin is smaller may go either way.
 constexpr float kTieMargin = 1e-3f;
 
-// Bounds of the fast mode (int8 activations), about 1.5 to 2 times the worst that was measured over
-// the kit's quantised cases: mean KL 0.006 to 0.016 nats without experts and 0.019 to 0.127 with (a
-// near tie between experts can fall the other way, and a recurrent state remembers it); steps with
-// another token than the reference had margins of at most 1.02 (1.74 on CUDA), on logits with a
+// Bounds of CUDA's fast mode (bf16 activations). Where one rounding can choose another expert, or
+// adapters magnify it, no fixed bound holds: there it may be as far from f32 as the reference
+// implementation's own bf16 (tests/cases/reference_bf16.json, by tools/make_bf16_bounds.py).
+constexpr double kBf16Kl = 1e-2;
+constexpr float kBf16Margin = 0.3f;
+
+// Bounds of the CPU's fast mode (int8 activations), about 1.5 to 2 times the worst that was
+// measured over the kit's quantised cases: mean KL 0.006 to 0.016 nats without experts and 0.019 to
+// 0.127 with (a near tie between experts can fall the other way, and a recurrent state remembers
+// it); steps with another token than the reference had margins of at most 1.02, on logits with a
 // standard deviation of 3; 87% to 95% of all greedy steps agreed.
 constexpr double kFastKl = 0.04;
 constexpr double kFastKlWithExperts = 0.25;
@@ -36,6 +43,23 @@ struct Findings {
   int64_t agreed = 0;     // of them, with the same token
   float widest_miss = 0;  // largest reference margin of a step with another token
 };
+
+struct Bounds {
+  double kl = kBf16Kl;
+  float margin = kBf16Margin;
+};
+
+// Quantised cases have the sizes of one that is not, whose name theirs begins with.
+Bounds Bf16Bounds(const std::string& name) {
+  static const Json reference = ReadJsonFile(ADDER_SOURCE_DIR "/tests/cases/reference_bf16.json");
+  Bounds bounds;
+  for (const std::string& known : {name, name.substr(0, name.find("_4bit"))}) {
+    if (!reference.contains(known)) continue;
+    bounds.kl = std::max(bounds.kl, reference[known]["mean_kl"].get<double>());
+    bounds.margin = std::max(bounds.margin, reference[known]["widest_miss"].get<float>());
+  }
+  return bounds;
+}
 
 class Conformance : public testing::TestWithParam<ModelAndBackend> {
  protected:
@@ -100,6 +124,10 @@ TEST_P(Conformance, MatchesReference) {
   if (IsExact(backend)) {
     EXPECT_LE(findings.max_error, expected.f32_tolerance);
     EXPECT_LE(findings.widest_miss, kTieMargin);
+  } else if (backend != Backend::kCpuFast) {
+    const Bounds bounds = Bf16Bounds(model.name);
+    EXPECT_LE(kl, bounds.kl);
+    EXPECT_LE(findings.widest_miss, bounds.margin);
   } else {
     EXPECT_LE(kl, has_experts ? kFastKlWithExperts : kFastKl);
     EXPECT_LE(findings.widest_miss, kFastMargin);

@@ -25,7 +25,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def load(directory, dtype):
     return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation="eager").eval().to(DEVICE)
+        directory, dtype=dtype, attn_implementation="eager",
+        experts_implementation="eager").eval().to(DEVICE)
 
 
 def divergences(reference, logits):
