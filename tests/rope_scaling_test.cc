@@ -18,7 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 
 const Json& Cases() {
-  static const Json cases = ReadJsonFile(ADDER_SOURCE_DIR "/tests/cases/rope_scalings.json");
+  static const Json cases =
+      ReadJsonFile(RepositoryFolder() / "tests" / "cases" / "rope_scalings.json");
   return cases;
 }
 
