@@ -6,6 +6,8 @@
 # installed. --sanitizer also runs compute-sanitizer's memcheck and racecheck over the op tests.
 # ADDER_BENCH_CSV names a file to which the bench's rows are appended, ADDER_AUDIT_DIR a folder for
 # the audits' reports.
+# The checkout that this script is part of has the test cases and the demo model; the programs may
+# have been built elsewhere.
 # ADDER_SHARED names the folder with conformance/ and geometries/ (default: ../shared).
 set -uo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -22,6 +24,7 @@ if [ -z "$build" ]; then
   build=$repository/build/cuda
   [ -d "$build" ] || build=$repository/build/gpu-portable
 fi
+export ADDER_REPOSITORY=$repository
 export ADDER_DEMO_MODEL=${ADDER_DEMO_MODEL:-$repository/models/demo}
 export ADDER_SHARED=${ADDER_SHARED:-$repository/../shared}
 program() { find "$build" -name "$1" -type f -perm -u+x -print -quit; }
@@ -37,7 +40,7 @@ failed=0
 # Tests wait for references on the CPU most of the time, so all run at once, the longest in shards.
 tests=(cuda_test:6 op_difference_test:2 state_invariants_test:4 conformance_test:2
        device_decode_test:2 state_dtype_test:2 wide_slices_test:1 router_test:1
-       rope_scaling_test:1 demo_parity_test:1)
+       rope_scaling_test:1 cuda_support_test:1 demo_parity_test:1)
 echo "==> tests"
 for entry in "${tests[@]}"; do
   name=${entry%:*} shards=${entry#*:}
@@ -47,23 +50,39 @@ for entry in "${tests[@]}"; do
     failed=1
     continue
   fi
+  # Programs that test CUDA alone need not say so in their tests' names.
   filter='*cuda*'
-  [ "$name" = cuda_test ] || [ "$name" = demo_parity_test ] && filter='*'
+  case $name in cuda_test | cuda_support_test | demo_parity_test) filter='*' ;; esac
   for ((shard = 0; shard < shards; ++shard)); do
     (
       # A kernel that hangs must not keep the rest from running.
       GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard timeout 120 "$test" \
-        --gtest_filter="$filter" --gtest_brief=1 >"$work/$name.$shard.log" 2>&1 || touch "$work/failed"
+        --gtest_filter="$filter" --gtest_brief=1 >"$work/$name.$shard.log" 2>&1
+      echo $? >"$work/$name.$shard.code"
     ) &
   done
 done
 wait
-[ -e "$work/failed" ] && failed=1
+skipped=0
 for entry in "${tests[@]}"; do
-  name=${entry%:*}
+  name=${entry%:*} shards=${entry#*:}
   echo "==> $name"
-  cat "$work/$name".*.log 2>/dev/null | grep -E 'max error|demo cuda|FAILED|PASSED|Failure'
+  for ((shard = 0; shard < shards; ++shard)); do
+    log=$work/$name.$shard.log
+    [ -e "$log" ] || continue
+    grep -E 'max error|demo cuda|FAILED|PASSED|Failure|SKIPPED' "$log"
+    # The summary has one line "[  SKIPPED ] 2 tests."
+    count=$(sed -nE 's/^\[  SKIPPED \] ([0-9]+) tests?[.,].*/\1/p' "$log" | tail -n 1)
+    skipped=$((skipped + ${count:-0}))
+    code=$(cat "$work/$name.$shard.code" 2>/dev/null || echo unknown)
+    [ "$code" = 0 ] && continue
+    failed=1
+    # What crashed or hung says nothing of its own; 124 is the end of its time.
+    echo "error: $name, shard $shard of $shards, exited with $code; its last lines:"
+    tail -n 5 "$log"
+  done
 done
+echo "==> $skipped tests skipped"
 
 if [ "$sanitizer" = 1 ]; then
   for tool in memcheck racecheck; do

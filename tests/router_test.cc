@@ -25,7 +25,7 @@ struct Case {
 const std::map<std::string, Case>& ReferenceCases() {
   static const std::map<std::string, Case> cases = [] {
     std::map<std::string, Case> read;
-    const Json json = ReadJsonFile(ADDER_SOURCE_DIR "/tests/cases/router_choices.json");
+    const Json json = ReadJsonFile(RepositoryFolder() / "tests" / "cases" / "router_choices.json");
     for (const auto& [name, entry] : json.items()) {
       Case& expected = read[name];
       expected.tokens = entry["tokens"].get<std::vector<int32_t>>();

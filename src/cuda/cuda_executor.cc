@@ -62,6 +62,7 @@ class CudaExecutor : public Executor {
               return std::make_unique<NarrowOps>(program_, weights_, state_, tiled_weights_, stream,
                                                  device_.multiProcessorCount, f32_, rows);
             }) {
+    program_.matrix_bytes = weights_.matrix_bytes();
     AllocateTable();
   }
 
@@ -340,7 +341,7 @@ class CudaExecutor : public Executor {
     wide_->Launch(op, slice_);
   }
 
-  const Program program_;
+  Program program_;
   const bool f32_;
   const int wide_tokens_;  // slices of at least so many tokens are wide
   const int wide_limit_;   // tokens of a wide slice at most

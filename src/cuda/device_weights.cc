@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "cuda/copied_matrix.h"
 #include "cuda/cuda_call.h"
 #include "cuda/supported.h"
 
@@ -16,9 +17,10 @@ constexpr size_t kAlign = 256;
 
 size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-size_t RawBytes(const WeightMatrix& matrix) {
+// On the device, before packing.
+size_t RawBytes(const WeightMatrix& copied) {
   size_t total = 0;
-  for (const MatrixSegment& segment : matrix.segments) {
+  for (const MatrixSegment& segment : copied.segments) {
     total += 3 * kAlign + static_cast<size_t>(segment.bytes());
   }
   return total;
@@ -35,37 +37,33 @@ int Narrow(int64_t value) {
   return static_cast<int>(value);
 }
 
-// The narrowest format that holds every segment exactly.
-void ChooseFormat(const std::vector<const WeightMatrix*>& sources, PackedMatrix& packed) {
-  bool all_quantized = true;
-  bool any_quantized = false;
-  bool compact = true;
-  int bits = 0;
-  bool first = true;
-  DType dtype = DType::kF32;
-  bool one_dtype = true;
-  for (const WeightMatrix* source : sources) {
-    for (const MatrixSegment& segment : source->segments) {
-      all_quantized = all_quantized && segment.quantized();
-      any_quantized = any_quantized || segment.quantized();
-      bits = std::max(bits, segment.bits);
-      compact = compact && segment.group_size % kChunkCols == 0;
-      one_dtype = one_dtype && (first || dtype == segment.dtype);
-      dtype = segment.dtype;
-      first = false;
-    }
+// What a matrix of a stack takes, and what a kernel reads of it.
+int64_t BytesOfEach(const PackedMatrix& stack) {
+  return stack.data_stride * static_cast<int64_t>(sizeof(uint4)) + stack.scales_stride;
+}
+
+// Copies a segment of small floating-point numbers as dense ones, some rows at a time.
+void CopyDense(const MatrixSegment& segment, DType dtype, std::byte* to, const Stream& stream) {
+  constexpr int64_t kBytesAtOnce = 16 << 20;
+  const int64_t row_bytes = segment.cols * static_cast<int64_t>(DTypeSize(dtype));
+  const int64_t most = std::clamp<int64_t>(kBytesAtOnce / row_bytes, 1, segment.rows);
+  std::vector<float> numbers(static_cast<size_t>(most * row_bytes) / sizeof(float) + 1);
+  for (int64_t row = 0; row < segment.rows; row += most) {
+    const int64_t rows = std::min(most, segment.rows - row);
+    WriteDenseRows(segment, row, rows, dtype, numbers.data());
+    Check(
+        cudaMemcpyAsync(to + row * row_bytes, numbers.data(), static_cast<size_t>(rows * row_bytes),
+                        cudaMemcpyHostToDevice, stream.get()),
+        "copying weights to the GPU");
+    // The next rows take the same place.
+    stream.Synchronize();
   }
-  const bool two_bytes = one_dtype && (dtype == DType::kBF16 || dtype == DType::kF16);
-  if (all_quantized) {
-    packed.format = bits <= 4 ? WeightFormat::kQ4 : WeightFormat::kQ8;
-    packed.scale_format = !compact || !two_bytes  ? ScaleFormat::kWide
-                          : dtype == DType::kBF16 ? ScaleFormat::kCompactBf16
-                                                  : ScaleFormat::kCompactF16;
-  } else if (!any_quantized && two_bytes) {
-    packed.format = dtype == DType::kBF16 ? WeightFormat::kBf16 : WeightFormat::kF16;
-  } else {
-    packed.format = WeightFormat::kF32;
-  }
+}
+
+void ReleaseSmallFloats(const MatrixSegment& segment) {
+  MappedFile::Release({segment.data, static_cast<size_t>(segment.rows * segment.row_bytes())});
+  MappedFile::Release(
+      {segment.scales, static_cast<size_t>(segment.rows * segment.scale_row_bytes())});
 }
 
 // What kernels of an op read that is in the plan itself; null: nothing.
@@ -112,15 +110,18 @@ DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
     }
   }
   const BoundWeights& weights = *program.weights;
+  for (const WeightMatrix& matrix : weights.matrices) matrix_bytes_.push_back(matrix.bytes());
   size_t largest = 0;
   int64_t all = 0;
   for (auto& [ids, matrix] : matrices_) {
-    Plan(weights, ids, matrix);
     for (MatrixId id : ids) {
       const WeightMatrix& source = weights.matrices[static_cast<size_t>(id)];
-      largest = std::max(largest, RawBytes(source));
+      matrix.copied.push_back(AsCopied(source));
+      largest = std::max(largest, RawBytes(matrix.copied.back()));
       all += source.bytes();
     }
+    Plan(matrix);
+    for (MatrixId id : ids) matrix_bytes_[static_cast<size_t>(id)] = BytesOfEach(matrix.view);
   }
   raw_ = DeviceMemory(largest);
   int64_t done = 0;
@@ -131,6 +132,7 @@ DeviceWeights::DeviceWeights(const Program& program, const Stream& stream,
       done += source.bytes();
       if (progress) progress(static_cast<double>(done) / static_cast<double>(all));
     }
+    matrix.copied.clear();
   }
   UploadVectors(program, stream);
   stream.Synchronize();
@@ -145,13 +147,12 @@ void DeviceWeights::Collect(const std::vector<MatrixId>& ids, bool interleaved) 
   place->second.view.interleaved = interleaved;
 }
 
-void DeviceWeights::Plan(const BoundWeights& weights, const std::vector<MatrixId>& ids,
-                         Matrix& matrix) {
-  std::vector<const WeightMatrix*> sources;
-  for (MatrixId id : ids) sources.push_back(&weights.matrices[static_cast<size_t>(id)]);
-  const WeightMatrix& first = *sources.front();
+void DeviceWeights::Plan(Matrix& matrix) {
+  const WeightMatrix& first = matrix.copied.front();
   PackedMatrix& view = matrix.view;
-  ChooseFormat(sources, view);
+  const PackedFormat format = ChooseFormat(matrix.copied);
+  view.format = format.weights;
+  view.scale_format = format.scales;
   view.rows = Narrow(first.rows);
   view.cols = Narrow(first.cols);
   // Interleaved: eight rows of each half per tile.
@@ -162,7 +163,7 @@ void DeviceWeights::Plan(const BoundWeights& weights, const std::vector<MatrixId
   const int64_t places = int64_t{view.tiles} * view.chunks;
   view.data_stride = places * LoadsOf(view.format) * 32;
   view.scales_stride = places * ScaleBytesPerChunk(view.scale_format);
-  const auto count = static_cast<int64_t>(ids.size());
+  const auto count = static_cast<int64_t>(matrix.copied.size());
   const size_t data_bytes = Aligned(static_cast<size_t>(count * view.data_stride) * sizeof(uint4));
   const size_t scale_bytes = static_cast<size_t>(count * view.scales_stride);
   matrix.memory = DeviceMemory(data_bytes + scale_bytes);
@@ -175,7 +176,7 @@ void DeviceWeights::Upload(const WeightMatrix& source, bool mapped, const Matrix
                            const Stream& stream) {
   RawMatrix raw;
   size_t used = 0;
-  const std::vector<MatrixSegment>& segments = source.segments;
+  const std::vector<MatrixSegment>& segments = matrix.copied[static_cast<size_t>(index)].segments;
   int row = 0;
   for (size_t begin = 0; begin < segments.size();) {
     // Neighbours of one format are copied behind each other and are one segment from then on.
@@ -192,12 +193,18 @@ void DeviceWeights::Upload(const WeightMatrix& source, bool mapped, const Matrix
     const auto copy = [&](const std::byte* MatrixSegment::*from, int64_t row_bytes) {
       auto* to = raw_.as<unsigned char>() + used;
       for (size_t i = begin; i < end; ++i) {
-        const auto size = static_cast<size_t>(segments[i].rows * row_bytes);
-        Check(cudaMemcpyAsync(raw_.as<unsigned char>() + used, segments[i].*from, size,
-                              cudaMemcpyHostToDevice, stream.get()),
-              "copying weights to the GPU");
+        const MatrixSegment& stored = source.segments[i];
+        const auto size = static_cast<size_t>(stored.rows * row_bytes);
+        auto* place = raw_.as<std::byte>() + used;
         used += size;
-        if (mapped) MappedFile::Release({segments[i].*from, size});
+        if (!stored.affine()) {
+          CopyDense(stored, segments[i].dtype, place, stream);
+          if (mapped) ReleaseSmallFloats(stored);
+          continue;
+        }
+        Check(cudaMemcpyAsync(place, stored.*from, size, cudaMemcpyHostToDevice, stream.get()),
+              "copying weights to the GPU");
+        if (mapped) MappedFile::Release({stored.*from, size});
       }
       used = Aligned(used);
       return to;

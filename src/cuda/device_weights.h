@@ -45,15 +45,18 @@ class DeviceWeights {
   const float* slopes(const LightningAttention& mixer) const;
 
   int64_t bytes() const { return bytes_; }
+  // As Program::matrix_bytes has them: what the kernels read of each matrix.
+  const std::vector<int64_t>& matrix_bytes() const { return matrix_bytes_; }
 
  private:
   struct Matrix {
     PackedMatrix view;
     DeviceMemory memory;
+    std::vector<WeightMatrix> copied;  // see AsCopied; until they are on the device
   };
 
   void Collect(const std::vector<MatrixId>& ids, bool interleaved);
-  void Plan(const BoundWeights& weights, const std::vector<MatrixId>& ids, Matrix& matrix);
+  void Plan(Matrix& matrix);
   void Upload(const WeightMatrix& source, bool mapped, const Matrix& matrix, int index,
               const Stream& stream);
   void UploadVectors(const Program& program, const Stream& stream);
@@ -73,6 +76,7 @@ class DeviceWeights {
   size_t ones_ = 0;
   DeviceMemory raw_;  // a matrix as the checkpoint has it, before packing
   int64_t bytes_ = 0;
+  std::vector<int64_t> matrix_bytes_;
 };
 
 }  // namespace adder::cuda

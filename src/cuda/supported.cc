@@ -198,13 +198,6 @@ float UniformFactor(const Linear& linear) {
 }
 
 std::string UnsupportedPart(const Program& program) {
-  for (const WeightMatrix& matrix : program.weights->matrices) {
-    for (const MatrixSegment& segment : matrix.segments) {
-      if (!segment.affine()) {
-        return Concat("weights quantised in the mode ", QuantizationModeName(segment.mode));
-      }
-    }
-  }
   for (const Op& op : program.ops) {
     const std::string part = std::visit(Unsupported{program}, op.body);
     if (!part.empty()) return Concat(op.name, ": ", part);

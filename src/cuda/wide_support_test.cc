@@ -3,34 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <utility>
 
-#include "core/dtype.h"
+#include "cuda/program_for_test.h"
 #include "model/family_test_support.h"
-#include "program/program.h"
 
 namespace adder::cuda {
 namespace {
 
 using namespace adder::testing;  // NOLINT: what the tests of families share
-
-// The program of a plan whose matrices have no values.
-Program LowerWithoutValues(Plan plan) {
-  auto weights = std::make_shared<BoundWeights>();
-  for (const MatrixRef& matrix : plan.matrices) {
-    MatrixSegment segment;
-    segment.rows = matrix.rows;
-    segment.cols = matrix.cols;
-    segment.dtype = DType::kBF16;
-    weights->matrices.push_back({matrix.rows, matrix.cols, {segment}});
-  }
-  for (const VectorRef& vector : plan.vectors) {
-    weights->vectors.emplace_back(static_cast<size_t>(VectorSize(vector)));
-  }
-  return LowerPlan(std::make_shared<Plan>(std::move(plan)), std::move(weights));
-}
 
 TEST(PartWithoutWideKernel, NoPublishedGeometryHasOne) {
   ADDER_SKIP_WITHOUT("geometries");

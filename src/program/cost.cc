@@ -21,7 +21,7 @@ class Costing {
 
   OpCost operator()(const EmbedOp& op) const {
     const WeightMatrix& matrix = Matrix(op.embedding);
-    const int64_t row_bytes = matrix.rows > 0 ? matrix.bytes() / matrix.rows : 0;
+    const int64_t row_bytes = matrix.rows > 0 ? MatrixBytes(op.embedding) / matrix.rows : 0;
     return {work_.tokens * row_bytes + NormBytes(op.norm), 0, work_.tokens * matrix.cols};
   }
 
@@ -141,7 +141,7 @@ class Costing {
   OpCost operator()(const HeadsLinearOp& op) const {
     OpCost cost;
     for (const MatrixId id : op.matrices) {
-      cost.weight_bytes += Matrix(id).bytes();
+      cost.weight_bytes += MatrixBytes(id);
       cost.flops += work_.tokens * MatrixFlops(id);
     }
     return cost;
@@ -202,13 +202,17 @@ class Costing {
     const auto count = static_cast<int64_t>(experts.size());
     if (count == 0) return {};
     int64_t all_bytes = 0;
-    for (MatrixId id : experts) all_bytes += Matrix(id).bytes();
+    for (MatrixId id : experts) all_bytes += MatrixBytes(id);
     const int64_t distinct = std::min(count, work_.tokens * top_k);
     return {all_bytes / count * distinct, 0, work_.tokens * top_k * MatrixFlops(experts[0])};
   }
 
   const WeightMatrix& Matrix(MatrixId id) const {
     return program_.weights->matrices[static_cast<size_t>(id)];
+  }
+  int64_t MatrixBytes(MatrixId id) const {
+    return program_.matrix_bytes.empty() ? Matrix(id).bytes()
+                                         : program_.matrix_bytes[static_cast<size_t>(id)];
   }
   int64_t MatrixFlops(MatrixId id) const { return 2 * Matrix(id).rows * Matrix(id).cols; }
   int64_t VectorElements(VectorId id) const {
@@ -217,7 +221,7 @@ class Costing {
   }
   int64_t VectorBytes(VectorId id) const { return VectorElements(id) * kFloatBytes; }
   int64_t LinearBytes(const Linear& linear) const {
-    return Matrix(linear.weight).bytes() + VectorBytes(linear.bias);
+    return MatrixBytes(linear.weight) + VectorBytes(linear.bias);
   }
   int64_t NormBytes(const std::optional<RmsNorm>& norm) const {
     return norm ? VectorBytes(norm->weight) + VectorBytes(norm->bias) : 0;

@@ -222,6 +222,36 @@ TEST(Cost, QuantisedWeightsCountAsStored) {
   EXPECT_EQ(head.weight_bytes, 13 * (7 + 2 * 2) + (13 + 7) * 4);
 }
 
+// An executor's own bytes, all different: those of each op's matrices.
+TEST(Cost, MatricesCountAsTheExecutorKeepsThem) {
+  Program program = test::TwoLayerPlan().Lower();
+  const OpCost stored = CostOf(program, program.FindOp("layers.0.mamba2.in_proj"), 5, 1, 0);
+  for (size_t i = 0; i < program.weights->matrices.size(); ++i) {
+    program.matrix_bytes.push_back(program.weights->matrices[i].bytes() +
+                                   13 * (1000 + static_cast<int64_t>(i)));
+  }
+  const auto weight_bytes = [&](const char* name) {
+    return CostOf(program, program.FindOp(name), 5, 1, 0).weight_bytes;
+  };
+  const auto& linear =
+      std::get<LinearOp>(program.ops[static_cast<size_t>(program.FindOp("head"))].body).linear;
+  EXPECT_EQ(weight_bytes("head"), (13 * 7 + 13 + 7) * 4 + 13 * (1000 + linear.weight));
+  const auto& in_proj = std::get<LinearOp>(
+      program.ops[static_cast<size_t>(program.FindOp("layers.0.mamba2.in_proj"))].body);
+  EXPECT_EQ(weight_bytes("layers.0.mamba2.in_proj"),
+            stored.weight_bytes + 13 * (1000 + in_proj.linear.weight));
+  // Five of the embedding's thirteen rows.
+  const auto& embed =
+      std::get<EmbedOp>(program.ops[static_cast<size_t>(program.FindOp("embed"))].body);
+  EXPECT_EQ(weight_bytes("embed"), 5 * (7 * 4 + 1000 + embed.embedding));
+  // All five experts of two tokens with three choices each; the mean is rounded down.
+  const auto& gate_up = std::get<ExpertGateUpOp>(
+      program.ops[static_cast<size_t>(program.FindOp("layers.0.moe.gate_up"))].body);
+  int64_t all = 0;
+  for (const MatrixId id : gate_up.gate_up) all += program.matrix_bytes[static_cast<size_t>(id)];
+  EXPECT_EQ(weight_bytes("layers.0.moe.gate_up"), all / 5 * 5 + 7 * 4);
+}
+
 TEST(Cost, BadArgumentsAreErrors) {
   const Program program = test::TwoLayerPlan().Lower();
   EXPECT_THROW(CostOf(program, 15, 1, 1, 0), Error);

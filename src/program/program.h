@@ -323,7 +323,7 @@ using OpBody = std::variant<EmbedOp, LinearOp, JoinOp, UpdateOp, NormAddOp, Mamb
 
 // What one op costs when it runs over a batch.
 struct OpCost {
-  int64_t weight_bytes = 0;  // read once per step (as stored in the checkpoint)
+  int64_t weight_bytes = 0;  // read once per step, as Program::matrix_bytes counts
   int64_t state_bytes = 0;   // recurrent state read and written, KV read and appended
   int64_t flops = 0;         // multiply and add count as two
 };
@@ -342,6 +342,9 @@ struct Program {
   std::vector<Op> ops;
   BufferId residual = kNoId;
   BufferId logits = kNoId;
+  // What reading each matrix costs, from an executor that keeps them in forms of its own. Empty: as
+  // many bytes as the checkpoint has.
+  std::vector<int64_t> matrix_bytes;
 
   // Index of the op called `name`. Throws Error naming close matches when there is none.
   int FindOp(const std::string& name) const;

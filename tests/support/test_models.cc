@@ -27,8 +27,11 @@ bool IsImplemented(const std::string& family) {
 
 std::vector<TestModel> FindKitModels() {
   std::vector<TestModel> models;
-  // The kit's, and those of families that it lacks.
-  const fs::path own = ADDER_SOURCE_DIR "/tests/cases";
+  const fs::path own = RepositoryFolder() / "tests" / "cases";
+  if (!fs::exists(own)) {
+    Fail("There are no test cases at ", own.string(),
+         "; set ADDER_REPOSITORY to a checkout of the repository.");
+  }
   for (const fs::path& folder : {ConformanceKit() / "models", ConformanceKit() / "mlx", own}) {
     std::error_code missing;
     for (const auto& entry : fs::directory_iterator(folder, missing)) {
@@ -54,10 +57,15 @@ std::vector<T> Values(const TensorView* tensor) {
 
 }  // namespace
 
+fs::path RepositoryFolder() {
+  const char* repository = std::getenv("ADDER_REPOSITORY");
+  return repository != nullptr ? repository : ADDER_SOURCE_DIR;
+}
+
 fs::path ConformanceKit() {
   const char* shared = std::getenv("ADDER_SHARED");
-  const fs::path root = shared != nullptr ? shared : ADDER_SOURCE_DIR "/../shared";
-  return root / "conformance";
+  return (shared != nullptr ? fs::path(shared) : RepositoryFolder() / ".." / "shared") /
+         "conformance";
 }
 
 std::ostream& operator<<(std::ostream& out, const TestModel& model) { return out << model.name; }
@@ -70,7 +78,8 @@ const std::vector<TestModel>& KitModels() {
 const std::vector<TestModel>& DemoModels() {
   static const std::vector<TestModel> models = [] {
     const char* elsewhere = std::getenv("ADDER_DEMO_MODEL");
-    const fs::path demo = elsewhere != nullptr ? elsewhere : ADDER_SOURCE_DIR "/models/demo";
+    const fs::path demo =
+        elsewhere != nullptr ? fs::path(elsewhere) : RepositoryFolder() / "models" / "demo";
     return fs::exists(demo / "expected.safetensors") ? std::vector<TestModel>{{"demo", demo}}
                                                      : std::vector<TestModel>{};
   }();

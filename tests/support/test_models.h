@@ -12,6 +12,10 @@
 
 namespace adder::test {
 
+// The checkout whose tests/cases and models/demo the tests use: $ADDER_REPOSITORY, or the one that
+// the tests were built from.
+std::filesystem::path RepositoryFolder();
+
 // Where the conformance kit lies: $ADDER_SHARED/conformance, or "../shared/conformance" beside the
 // repository. Need not exist.
 std::filesystem::path ConformanceKit();
@@ -23,8 +27,8 @@ struct TestModel {
 // For GoogleTest's messages.
 std::ostream& operator<<(std::ostream& out, const TestModel& model);
 
-// Cases of the kit whose family is implemented, and those of families that it lacks
-// (tests/cases), in order of name.
+// Cases of the kit whose family is implemented, and those of families and formats that it lacks
+// (tests/cases), in order of name. Throws Error when the repository's are not there.
 const std::vector<TestModel>& KitModels();
 // The demo model, when it is there: $ADDER_DEMO_MODEL, or models/demo of the repository.
 const std::vector<TestModel>& DemoModels();
