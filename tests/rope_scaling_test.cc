@@ -6,11 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 
 #include "core/json.h"
 #include "tests/support/parameters.h"
-#include "tests/support/temporary_folder.h"
 
 namespace adder::test {
 namespace {
@@ -23,25 +21,13 @@ const Json& Cases() {
   return cases;
 }
 
-// The kit's model with the case's fields in its config.
-Program LoadCase(const std::string& name) {
-  const Json& entry = Cases()[name];
-  const fs::path kit = ConformanceKit() / "models" / entry["model"].get<std::string>();
-  const TemporaryFolder folder(name);
-  fs::create_directories(folder.path());
-  Json config = ReadJsonFile(kit / "config.json");
-  config.update(entry["config"]);
-  std::ofstream(folder.path() / "config.json") << PrintJson(config);
-  fs::create_symlink(fs::absolute(kit / "model.safetensors"), folder.path() / "model.safetensors");
-  return LoadDirectory(folder.path(), entry["context"].get<int64_t>());
-}
-
 class RopeScaling : public testing::TestWithParam<ModelAndBackend> {};
 
 TEST_P(RopeScaling, LogitsAreThoseOfTheReference) {
   const auto& [model, backend] = GetParam();
   const Json& entry = Cases()[model.name];
-  const std::unique_ptr<Executor> executor = MakeExecutor(backend, LoadCase(model.name));
+  const std::unique_ptr<Executor> executor = MakeExecutor(
+      backend, LoadEdited(model.directory, entry["config"], entry["context"].get<int64_t>()));
   const auto tokens = entry["tokens"].get<std::vector<int32_t>>();
   const auto expected = entry["logits"].get<std::vector<std::vector<float>>>();
   const SequenceId sequence = executor->CreateSequence();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <ostream>
 
@@ -99,6 +100,19 @@ Program LoadDirectory(const fs::path& directory, int64_t context) {
   if (context != 0) OpenForPositions(*plan, context);
   auto weights = BindWeights(store, *plan);
   return LowerPlan(std::move(plan), std::move(weights));
+}
+
+Program LoadEdited(const fs::path& directory, const Json& fields, int64_t context) {
+  const TemporaryFolder folder(directory.filename().string() + "_edited");
+  fs::create_directories(folder.path());
+  for (const auto& entry : fs::directory_iterator(fs::absolute(directory))) {
+    const fs::path name = entry.path().filename();
+    if (name != "config.json") fs::create_symlink(entry.path(), folder.path() / name);
+  }
+  Json config = ReadJsonFile(directory / "config.json");
+  config.update(fields);
+  std::ofstream(folder.path() / "config.json") << PrintJson(config);
+  return LoadDirectory(folder.path(), context);
 }
 
 Program LoadProgram(const TestModel& model) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/json.h"
 #include "program/program.h"
 
 namespace adder::test {
@@ -38,6 +39,8 @@ std::vector<TestModel> TinyModels();
 // Opens, plans, binds and lowers. `context`: tokens of the longest text, as OpenForPositions takes
 // it; 0: all of the model's positions.
 Program LoadDirectory(const std::filesystem::path& directory, int64_t context = 0);
+// The same of the checkpoint with the fields in its config, as if they had been in the file.
+Program LoadEdited(const std::filesystem::path& directory, const Json& fields, int64_t context = 0);
 Program LoadProgram(const TestModel& model);
 
 // What expected.safetensors says about one prompt.
