@@ -1,20 +1,27 @@
 // Hunyuan with a mixture of experts beside a shared MLP in every layer; attention as in the dense
 // model. Sizes may be given for all layers or layer by layer. The weights of the chosen experts are
 // normalised.
+#include <algorithm>
+
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
 namespace {
 
-// A number, or an array with one number per layer; each in [1, max].
-std::vector<int64_t> ReadPerLayer(const JsonObject& config, const char* key, int64_t layers,
+// A number, or an array with one number per layer; each in [1, max]. `keys` are the field's names
+// in different writers' files.
+std::vector<int64_t> ReadPerLayer(const JsonObject& config, FieldNames keys, int64_t layers,
                                   int64_t max, std::optional<int64_t> default_value) {
-  const Json* value = config.Find({key});
+  RequireSame(config, keys);
+  const Json* value = config.Find(keys);
   if (value == nullptr || !value->is_array()) {
     return std::vector<int64_t>(static_cast<size_t>(layers),
-                                config.Int({key}, 1, max, default_value));
+                                config.Int(keys, 1, max, default_value));
   }
+  const std::string key(*std::find_if(keys.begin(), keys.end(),
+                                      [&](std::string_view name) { return config.Has(name); }));
   std::vector<int64_t> numbers;
   for (const Json& entry : *value) {
     const Json wrapped = {{key, entry}};
@@ -39,11 +46,13 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const Activation activation = ReadActivation(config, {"hidden_act"});
   const HunyuanAttention hunyuan = ReadHunyuanAttention(config, plan.hidden);
 
-  const auto experts = ReadPerLayer(config, "num_experts", layers, kMaxExpertsInAll / layers, {});
-  const auto top_k = ReadPerLayer(config, "moe_topk", layers, kMaxExpertsInAll, 1);
-  const auto shared = ReadPerLayer(config, "num_shared_expert", layers, kMaxSize, 1);
+  const auto experts = ReadPerLayer(config, {"num_experts", "num_local_experts"}, layers,
+                                    kMaxExpertsInAll / layers, {});
+  const auto top_k =
+      ReadPerLayer(config, {"moe_topk", "num_experts_per_tok"}, layers, kMaxExpertsInAll, 1);
+  const auto shared = ReadPerLayer(config, {"num_shared_expert"}, layers, kMaxSize, 1);
   const auto expert_intermediate =
-      ReadPerLayer(config, "moe_intermediate_size", layers, kMaxSize, intermediate);
+      ReadPerLayer(config, {"moe_intermediate_size"}, layers, kMaxSize, intermediate);
   const bool has_shared = config.Bool({"use_mixed_mlp_moe"}, true);
   RequireBool(config, "norm_topk_prob", true);
   RequireBool(config, "group_limited_greedy", false);
