@@ -54,20 +54,20 @@ bool IsBatchInvariant(Backend backend) {
 
 bool IsExact(Backend backend) { return backend != Backend::kCpuFast && IsBatchInvariant(backend); }
 
-namespace {
-
-template <class... Bodies>
-bool HasAny(const Program& program) {
-  return std::any_of(program.ops.begin(), program.ops.end(),
-                     [](const Op& op) { return (std::holds_alternative<Bodies>(op.body) || ...); });
-}
-
 std::vector<Backend> ExactBackends() {
   std::vector<Backend> exact;
   for (const Backend backend : AllBackends()) {
     if (IsExact(backend)) exact.push_back(backend);
   }
   return exact;
+}
+
+namespace {
+
+template <class... Bodies>
+bool HasAny(const Program& program) {
+  return std::any_of(program.ops.begin(), program.ops.end(),
+                     [](const Op& op) { return (std::holds_alternative<Bodies>(op.body) || ...); });
 }
 
 }  // namespace
