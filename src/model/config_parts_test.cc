@@ -14,6 +14,25 @@ std::vector<bool> Listed(const std::string& config, int64_t layers, int64_t firs
   return ReadListedLayers(JsonObject(parsed, "config.json"), "layers", layers, first);
 }
 
+TEST(ConfigParts, FieldsThatDescribeTheLayersHaveToAgree) {
+  const Json empty = Json::object();
+  const JsonObject config(empty, "config.json");
+  AgreedLayers<std::string> agreed(config);
+  EXPECT_FALSE(agreed.get().has_value());
+  agreed.Add("pattern", "MM*");
+  agreed.Add("types", "MM*");
+  EXPECT_EQ(agreed.get(), "MM*");
+  for (const char* other : {"M**", "MM", "MM*M"}) {
+    try {
+      agreed.Add("list", other);
+      ADD_FAILURE() << other << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(),
+                   "config.json: the fields pattern and list describe different layers.");
+    }
+  }
+}
+
 TEST(ConfigParts, ListedLayers) {
   EXPECT_EQ(Listed(R"({"layers": [2, 0]})", 4, 0), (std::vector<bool>{true, false, true, false}));
   EXPECT_EQ(Listed(R"({"layers": [3, 1.0]})", 3, 1), (std::vector<bool>{true, false, true}));

@@ -6,7 +6,6 @@
 #include <tuple>
 
 #include "core/error.h"
-#include "model/config_parts.h"
 
 namespace adder {
 namespace {
@@ -133,6 +132,17 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
     }
   }
   return kinds;
+}
+
+std::vector<LayerKind> ReadAgreedLayerTypes(const JsonObject& config, int64_t layers,
+                                            AgreedLayers<std::vector<LayerKind>> agreed) {
+  for (const std::string_view field : {"layers_block_type", "layer_types"}) {
+    if (config.Has(field)) {
+      agreed.Add(field, ReadLayerTypes(config, {field}, layers, LayerKind::kMamba));
+    }
+  }
+  return agreed.get() ? *agreed.get()
+                      : std::vector<LayerKind>(static_cast<size_t>(layers), LayerKind::kMamba);
 }
 
 std::vector<bool> ReadExpertLayers(const JsonObject& config, int64_t layers) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "model/config_parts.h"
 #include "model/family.h"
 #include "model/plan.h"
 #include "model/rope_fields.h"
@@ -51,6 +52,10 @@ enum class LayerKind { kMamba, kAttention };
 // "full_attention"). Without the field, every layer is `default_kind`.
 std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys, int64_t layers,
                                       LayerKind default_kind);
+// The same of the fields layers_block_type and layer_types, added to what `agreed` has. Without any
+// of them all layers are kMamba.
+std::vector<LayerKind> ReadAgreedLayerTypes(const JsonObject& config, int64_t layers,
+                                            AgreedLayers<std::vector<LayerKind>> agreed);
 
 // The heads of an attention layer: num_attention_heads, num_key_value_heads (default: as many),
 // head_dim or attention_head_dim (default: hidden / heads, or `default_head_dim`). Scale, rope and

@@ -67,6 +67,34 @@ TEST(FamilyFields, LayerTypesInBothVocabularies) {
   ExpectNames(ErrorOf(R"({"layer_types": 3})", read), "layer_types");
 }
 
+TEST(FamilyFields, LayerTypesUnderBothNamesHaveToAgree) {
+  using Kinds = std::vector<LayerKind>;
+  const auto read = [](const JsonObject& config) {
+    return ReadAgreedLayerTypes(config, 2, AgreedLayers<Kinds>(config));
+  };
+  const Kinds mixed = {LayerKind::kMamba, LayerKind::kAttention};
+  EXPECT_EQ(ReadFrom(R"({})", read), Kinds(2, LayerKind::kMamba));
+  EXPECT_EQ(ReadFrom(R"({"layer_types": ["mamba", "attention"]})", read), mixed);
+  EXPECT_EQ(ReadFrom(R"({"layers_block_type": ["linear_attention", "full_attention"]})", read),
+            mixed);
+  EXPECT_EQ(ReadFrom(R"({"layers_block_type": ["linear_attention", "full_attention"],
+                         "layer_types": ["mamba", "attention"]})",
+                     read),
+            mixed);
+  ExpectNames(ErrorOf(R"({"layers_block_type": ["mamba", "mamba"],
+                          "layer_types": ["mamba", "attention"]})",
+                      read),
+              "the fields layers_block_type and layer_types describe different layers");
+  const auto beside = [](const JsonObject& config) {
+    AgreedLayers<Kinds> agreed(config);
+    agreed.Add("attn_layer_indices", {LayerKind::kMamba, LayerKind::kAttention});
+    return ReadAgreedLayerTypes(config, 2, agreed);
+  };
+  EXPECT_EQ(ReadFrom(R"({})", beside), mixed);
+  ExpectNames(ErrorOf(R"({"layer_types": ["attention", "mamba"]})", beside),
+              "the fields attn_layer_indices and layer_types describe different layers");
+}
+
 TEST(FamilyFields, Scales) {
   const auto scale = [](const JsonObject& config) { return ReadScale(config, {"m"}, 1.0); };
   const auto inverse = [](const JsonObject& config) {

@@ -1,6 +1,7 @@
 // Bamba: layers of Mamba-2 or attention, each followed by a gated MLP. The rotary embedding turns
 // the first half of each head. Hugging Face and MLX files use the same names.
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "model/config_parts.h"
@@ -9,13 +10,18 @@
 namespace adder {
 namespace {
 
-// attn_layer_indices lists the attention layers; all others are Mamba-2.
+// attn_layer_indices lists the attention layers, all others being Mamba-2; some writers name the
+// kind of every layer beside it or instead.
 std::vector<LayerKind> ReadLayerKinds(const JsonObject& config, int64_t layers) {
-  std::vector<LayerKind> kinds;
-  for (const bool attention : ReadListedLayers(config, "attn_layer_indices", layers)) {
-    kinds.push_back(attention ? LayerKind::kAttention : LayerKind::kMamba);
+  AgreedLayers<std::vector<LayerKind>> agreed(config);
+  if (config.Has("attn_layer_indices")) {
+    std::vector<LayerKind> kinds;
+    for (const bool attention : ReadListedLayers(config, "attn_layer_indices", layers)) {
+      kinds.push_back(attention ? LayerKind::kAttention : LayerKind::kMamba);
+    }
+    agreed.Add("attn_layer_indices", std::move(kinds));
   }
-  return kinds;
+  return ReadAgreedLayerTypes(config, layers, std::move(agreed));
 }
 
 Plan Build(const JsonObject& config, const TensorNames& names) {

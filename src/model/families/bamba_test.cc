@@ -36,6 +36,35 @@ TEST(Bamba, PlanFollowsTheConfig) {
   EXPECT_NE(plan.head.weight, plan.embedding);
 }
 
+TEST(Bamba, LayersMayBeListedByKind) {
+  const std::string plan = PlanString(BuildPlan(Config()));
+  const Json unlisted = Without(Config(), "attn_layer_indices");
+  const std::string old_names = R"(["mamba", "attention", "mamba"])";
+  const std::string new_names = R"(["linear_attention", "full_attention", "linear_attention"])";
+  for (const char* field : {"layers_block_type", "layer_types"}) {
+    for (const std::string& names : {old_names, new_names}) {
+      EXPECT_EQ(PlanString(BuildPlan(With(unlisted, field, names))), plan) << field << names;
+      EXPECT_EQ(PlanString(BuildPlan(With(Config(), field, names))), plan) << field << names;
+    }
+    ExpectRefused(Config(), field, R"(["mamba", "mamba", "attention"])",
+                  Concat("attn_layer_indices and ", field, " describe different layers"));
+    ExpectRefused(Config(), field, R"(["mamba"])", field);
+    ExpectRefused(Config(), field, R"(["mamba", "conv", "mamba"])", "\"conv\"");
+  }
+}
+
+TEST(Bamba, WithoutAListEveryLayerIsMamba2) {
+  for (const Json& config :
+       {Without(Config(), "attn_layer_indices"), With(Config(), "attn_layer_indices", "null"),
+        With(Config(), "attn_layer_indices", "[]")}) {
+    const Plan plan = BuildPlan(config);
+    ASSERT_EQ(plan.blocks.size(), 6u);
+    for (size_t block = 0; block < 6; block += 2) {
+      EXPECT_EQ(MixerName(plan.blocks[block].mixers[0]), "Mamba2") << block;
+    }
+  }
+}
+
 TEST(Bamba, AbsurdValuesAreRefused) {
   ExpectAbsurdSizesRefused(
       Config(), {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

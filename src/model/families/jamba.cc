@@ -1,11 +1,14 @@
 // Jamba: layers of Mamba-1 or attention without position encoding, each followed by an MLP or a
-// mixture of experts. Which layer is what follows from periods and offsets.
+// mixture of experts. Which layer is what follows from periods and offsets; where there is a list
+// of the layers' kinds too, mlx-lm reads that.
 //
 // Names: Hugging Face files hold every expert as feed_forward.experts.N.{gate,up,down}_proj; MLX
 // files stack them as feed_forward.switch_mlp.{gate,up,down}_proj.
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/state_space_fields.h"
 
 namespace adder {
@@ -28,6 +31,17 @@ Every ReadEvery(const JsonObject& config, std::string_view period, int64_t defau
          period, " (", every.period, ").");
   }
   return every;
+}
+
+std::vector<LayerKind> ReadLayerKinds(const JsonObject& config, int64_t layers) {
+  const Every attention = ReadEvery(config, "attn_layer_period", 8, "attn_layer_offset", 4);
+  std::vector<LayerKind> kinds;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    kinds.push_back(attention.Holds(layer) ? LayerKind::kAttention : LayerKind::kMamba);
+  }
+  AgreedLayers<std::vector<LayerKind>> agreed(config);
+  agreed.Add("attn_layer_period / attn_layer_offset", std::move(kinds));
+  return ReadAgreedLayerTypes(config, layers, std::move(agreed));
 }
 
 // One expert's rows, of its own module or of a stacked one.
@@ -76,7 +90,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const int64_t intermediate = ReadSize(config, {"intermediate_size"});
   const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);
   const Activation activation = ReadActivation(config, {"hidden_act"});
-  const Every attention_layers = ReadEvery(config, "attn_layer_period", 8, "attn_layer_offset", 4);
+  const std::vector<LayerKind> kinds = ReadLayerKinds(config, layers);
   const Every expert_layers = ReadEvery(config, "expert_layer_period", 2, "expert_layer_offset", 1);
   if (config.Has("sliding_window")) {
     Fail(config.where(), ": the field sliding_window is ", config.Find({"sliding_window"})->dump(),
@@ -95,7 +109,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const bool conv_bias = config.Bool({"mamba_conv_bias"}, true);
 
   MoeMlp moe;
-  moe.experts = config.Int({"num_experts"}, 1, kMaxExpertsInAll / layers, 16);
+  moe.experts = config.Int({"num_experts", "num_local_experts"}, 1, kMaxExpertsInAll / layers, 16);
   moe.intermediate = intermediate;
   moe.activation = activation;
   // One expert is an MLP without a router.
@@ -106,7 +120,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer);
     Mixer mixer;
-    if (attention_layers.Holds(layer)) {
+    if (kinds[static_cast<size_t>(layer)] == LayerKind::kAttention) {
       mixer = AddAttention(plan, prefix + ".self_attn", attention, false);
     } else {
       const std::string name = prefix + ".mamba";

@@ -63,6 +63,28 @@ TEST(Jamba, MlxFilesStackTheExperts) {
   EXPECT_EQ(ParameterCount(plan), ParameterCount(BuildPlan(Config())));
 }
 
+TEST(Jamba, AListOfLayersHasToFollowThePeriod) {
+  const std::string plan = PlanString(BuildPlan(Config()));
+  for (const char* field : {"layers_block_type", "layer_types"}) {
+    for (const char* names :
+         {R"(["mamba", "mamba", "attention", "mamba"])",
+          R"(["linear_attention", "linear_attention", "full_attention", "linear_attention"])"}) {
+      EXPECT_EQ(PlanString(BuildPlan(With(Config(), field, names))), plan) << field << names;
+    }
+    ExpectRefused(
+        Config(), field, R"(["mamba", "attention", "mamba", "mamba"])",
+        Concat("attn_layer_period / attn_layer_offset and ", field, " describe different layers"));
+    ExpectRefused(Config(), field, R"(["mamba", "mamba", "attention"])", field);
+  }
+}
+
+TEST(Jamba, TheNumberOfExpertsHasAnotherName) {
+  const Json renamed = With(Without(Config(), "num_experts"), "num_local_experts", "5");
+  const Plan plan = BuildPlan(renamed);
+  EXPECT_EQ(std::get<MoeMlp>(MixerOf(plan, 1, true)).experts, 5);
+  ExpectRefused(renamed, "num_local_experts", "0", "num_local_experts");
+}
+
 TEST(Jamba, OneExpertIsAnMlp) {
   const Plan plan = BuildPlan(With(Config(), "num_experts", "1"));
   EXPECT_EQ(MixerName(MixerOf(plan, 1, true)), "DenseMlp");

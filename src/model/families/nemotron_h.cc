@@ -9,40 +9,50 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
 namespace {
 
-// One letter per layer: M Mamba-2, * attention, - MLP, E experts.
-std::string ReadPattern(const JsonObject& config) {
-  std::string pattern;
-  const Json* stated = config.Find({"hybrid_override_pattern"});
-  if (stated != nullptr && stated->is_string()) {
-    pattern = config.String({"hybrid_override_pattern"});
+// M Mamba-2, * attention, - MLP, E experts.
+char LetterOf(std::string_view type) {
+  if (type == "mamba" || type == "linear_attention") return 'M';
+  if (type == "attention" || type == "full_attention") return '*';
+  if (type == "mlp") return '-';
+  if (type == "moe") return 'E';
+  return type.size() == 1 ? type[0] : '?';
+}
+
+// One letter per layer, of a field that is a text of letters, or a list of letters or names.
+std::string ReadLetters(const JsonObject& config, std::string_view field) {
+  std::string letters;
+  if (config.Find({field})->is_string()) {
+    letters = config.String({field});
   } else {
-    for (const std::string& type :
-         config.Strings({"hybrid_override_pattern", "layers_block_type"})) {
-      if (type == "mamba") {
-        pattern += 'M';
-      } else if (type == "attention") {
-        pattern += '*';
-      } else if (type == "mlp") {
-        pattern += '-';
-      } else if (type == "moe") {
-        pattern += 'E';
-      } else {
-        pattern += type.size() == 1 ? type[0] : '?';
-      }
-    }
+    for (const std::string& type : config.Strings({field})) letters += LetterOf(type);
   }
-  const size_t unknown = pattern.find_first_not_of("M*-E");
-  if (pattern.empty() || static_cast<int64_t>(pattern.size()) > kMaxLayers ||
-      unknown != std::string::npos) {
-    Fail(config.where(), ": the field hybrid_override_pattern / layers_block_type should have one ",
-         "entry per layer, M (mamba), * (attention), - (mlp) or E (moe), and at most ", kMaxLayers,
-         "; it is \"", pattern.substr(0, 200), "\".");
+  if (letters.empty() || static_cast<int64_t>(letters.size()) > kMaxLayers ||
+      letters.find_first_not_of("M*-E") != std::string::npos) {
+    Fail(config.where(), ": the field ", field, " should have one entry per layer, M (mamba or ",
+         "linear_attention), * (attention or full_attention), - (mlp) or E (moe), and at most ",
+         kMaxLayers, "; it is \"", letters.substr(0, 200), "\".");
   }
+  return letters;
+}
+
+std::string ReadPattern(const JsonObject& config) {
+  AgreedLayers<std::string> agreed(config);
+  for (const std::string_view field :
+       {"hybrid_override_pattern", "layers_block_type", "layer_types"}) {
+    if (config.Has(field)) agreed.Add(field, ReadLetters(config, field));
+  }
+  if (!agreed.get()) {
+    Fail(config.where(),
+         " lacks the field hybrid_override_pattern or layers_block_type, which says what each "
+         "layer is.");
+  }
+  const std::string pattern = *agreed.get();
   const auto layers = static_cast<int64_t>(pattern.size());
   if (config.Int({"num_hidden_layers"}, 1, kMaxLayers, layers) != layers) {
     Fail(config.where(), ": the field num_hidden_layers is ",
@@ -52,16 +62,22 @@ std::string ReadPattern(const JsonObject& config) {
   return pattern;
 }
 
+// Where a field has an old name, that counts before the new one, as in the reference.
+//
+// time_step_min is no limit: it belongs to the initialisation of training. The original code and
+// mlx-lm clamp to time_step_limit alone. Newer transformers clamp a prompt to time_step_min, but
+// not the tokens after it; whichever way a text is cut, the result has to be the same here.
 Mamba2 ReadMamba(const JsonObject& config) {
   Mamba2 mamba;
   mamba.heads = ReadSize(config, {"mamba_num_heads"});
   mamba.head_dim = ReadSize(config, {"mamba_head_dim"});
   mamba.d_state = ReadSize(config, {"ssm_state_size"});
-  mamba.groups = ReadSize(config, {"n_groups"}, 8);
+  mamba.groups = ReadSize(config, {"mamba_n_groups", "n_groups"}, 8);
   RequireMultiple(config, "mamba_num_heads", mamba.heads, "n_groups", mamba.groups);
-  mamba.d_conv = config.Int({"conv_kernel"}, 1, 1024, 4);
-  mamba.chunk = ReadSize(config, {"chunk_size"}, 128);
-  std::tie(mamba.dt_min, mamba.dt_max) = ReadTimeStepLimit(config, {"time_step_limit"});
+  mamba.d_conv = config.Int({"mamba_d_conv", "conv_kernel"}, 1, 1024, 4);
+  mamba.chunk = ReadSize(config, {"mamba_chunk_size", "chunk_size"}, 128);
+  std::tie(mamba.dt_min, mamba.dt_max) =
+      ReadTimeStepLimit(config, {"mamba_dt_limit", "time_step_limit"});
   RequireString(config, "mamba_hidden_act", "silu");
   return mamba;
 }
@@ -74,7 +90,8 @@ struct Experts {
 Experts ReadExperts(const JsonObject& config, int64_t layers, Activation activation) {
   Experts read;
   MoeMlp& moe = read.moe;
-  moe.experts = config.Int({"n_routed_experts", "num_experts"}, 1, kMaxExpertsInAll / layers);
+  moe.experts = config.Int({"n_routed_experts", "num_local_experts", "num_experts"}, 1,
+                           kMaxExpertsInAll / layers);
   moe.top_k = config.Int({"num_experts_per_tok"}, 1, moe.experts);
   moe.intermediate = ReadSize(config, {"moe_intermediate_size"});
   moe.activation = activation;
@@ -138,7 +155,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
     mamba = ReadMamba(config);
     mamba_options.proj_bias = config.Bool({"use_bias"}, false);
     RequireBool(config, "mamba_proj_bias", mamba_options.proj_bias);
-    mamba_options.conv_bias = config.Bool({"use_conv_bias"}, true);
+    mamba_options.conv_bias = config.Bool({"mamba_conv_bias", "use_conv_bias"}, true);
     mamba_options.norm_groups = mamba.groups;
     mamba_options.eps = eps;
   }
@@ -158,6 +175,8 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
 
   const bool tied = ReadTied(config, {"tie_word_embeddings"}, names, "lm_head.weight");
   AddEmbeddingAndHead(plan, "backbone.embeddings", "backbone.norm_f", "lm_head", tied, eps);
+  // Layers that predict several tokens ahead, which nothing here reads.
+  plan.ignored_tensors.push_back("mtp.*");
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string prefix = "backbone.layers." + std::to_string(layer);
     const std::string mixer = prefix + ".mixer";

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "model/family_test_support.h"
 
 namespace adder {
@@ -58,6 +60,76 @@ TEST(NemotronH, LayersMayBeListedByName) {
   EXPECT_EQ(MixerName(plan.blocks[1].mixers[0]), "DenseMlp");
   EXPECT_EQ(MixerName(plan.blocks[2].mixers[0]), "Mamba2");
   EXPECT_EQ(MixerName(plan.blocks[3].mixers[0]), "MoeMlp");
+}
+
+TEST(NemotronH, LayersAreNamedInBothVocabularies) {
+  const std::string plan = PlanString(BuildPlan(Config()));
+  const Json unlisted = Without(Config(), "hybrid_override_pattern");
+  for (const char* field : {"hybrid_override_pattern", "layers_block_type", "layer_types"}) {
+    for (const char* layers :
+         {R"(["mamba", "moe", "attention", "mlp"])",
+          R"(["linear_attention", "moe", "full_attention", "mlp"])", R"(["M", "E", "*", "-"])"}) {
+      EXPECT_EQ(PlanString(BuildPlan(With(unlisted, field, layers))), plan) << field << layers;
+    }
+    ExpectRefused(unlisted, field, R"(["mamba", "conv3", "attention", "mlp"])", field);
+    ExpectRefused(unlisted, field, "[]", field);
+  }
+  EXPECT_NE(BuildError(unlisted).find("lacks the field hybrid_override_pattern"),
+            std::string::npos);
+}
+
+TEST(NemotronH, FieldsThatDescribeTheLayersHaveToAgree) {
+  const std::string plan = PlanString(BuildPlan(Config()));
+  const std::string layers = R"(["linear_attention", "moe", "full_attention", "mlp"])";
+  EXPECT_EQ(PlanString(BuildPlan(With(Config(), "layers_block_type", layers))), plan);
+  EXPECT_EQ(PlanString(BuildPlan(With(Config(), "layer_types", layers))), plan);
+  for (const char* field : {"layers_block_type", "layer_types"}) {
+    for (const char* other : {R"(["mamba", "attention", "moe", "mlp"])", R"(["mamba", "moe"])"}) {
+      ExpectRefused(Config(), field, other,
+                    Concat("hybrid_override_pattern and ", field, " describe different layers"));
+    }
+  }
+}
+
+// Each old name counts before the new one, which Config() has.
+TEST(NemotronH, FieldsHaveOldNames) {
+  const auto mamba_with = [](const char* key, const char* value) {
+    return std::get<Mamba2>(BuildPlan(With(Config(), key, value)).blocks[0].mixers[0]);
+  };
+  EXPECT_EQ(mamba_with("mamba_n_groups", "3").groups, 3);
+  EXPECT_EQ(mamba_with("mamba_d_conv", "5").d_conv, 5);
+  EXPECT_EQ(mamba_with("mamba_chunk_size", "64").chunk, 64);
+  EXPECT_EQ(mamba_with("mamba_dt_limit", "[0.01, 0.5]").dt_min, 0.01f);
+  EXPECT_EQ(mamba_with("mamba_dt_limit", "[0.01, 0.5]").dt_max, 0.5f);
+  EXPECT_NE(mamba_with("use_conv_bias", "true").conv_bias, kNoId);
+  EXPECT_EQ(mamba_with("mamba_conv_bias", "false").conv_bias, kNoId);
+  const Json renamed = With(Without(Config(), "n_routed_experts"), "num_local_experts", "12");
+  EXPECT_EQ(std::get<MoeMlp>(BuildPlan(renamed).blocks[1].mixers[0]).experts, 12);
+}
+
+TEST(NemotronH, TimeStepMinIsNoLimit) {
+  const Json initialised = With(With(Config(), "time_step_min", "0.001"), "time_step_max", "0.1");
+  for (const bool mlx : {false, true}) {
+    const auto mamba_of = [mlx](const Json& config) {
+      return std::get<Mamba2>(BuildPlan(config, TensorNames::Planned(mlx)).blocks[0].mixers[0]);
+    };
+    for (const Json& config : {initialised, Without(initialised, "time_step_limit")}) {
+      EXPECT_EQ(mamba_of(config).dt_min, 0.0f);
+      EXPECT_EQ(mamba_of(config).dt_max, std::numeric_limits<float>::infinity());
+    }
+    const Mamba2 limited = mamba_of(With(initialised, "time_step_limit", "[0.01, 0.5]"));
+    EXPECT_EQ(limited.dt_min, 0.01f);
+    EXPECT_EQ(limited.dt_max, 0.5f);
+  }
+}
+
+TEST(NemotronH, LayersThatPredictAheadAreIgnored) {
+  ADDER_SKIP_WITHOUT("conformance");
+  const std::filesystem::path directory = SharedFolder() / "conformance/models/nemotron_h_moe";
+  std::map<std::string, Shape> shapes = CheckpointShapes(directory);
+  shapes["mtp.layers.0.eh_proj.weight"] = {64, 128};
+  shapes["mtp.layers.1.mixer.experts.0.up_proj.weight"] = {24, 64};
+  ExpectClaimsAll(BuildPlan(ReadJsonFile(directory / "config.json"), NamesOf(shapes)), shapes);
 }
 
 TEST(NemotronH, MlxFilesStackTheExperts) {

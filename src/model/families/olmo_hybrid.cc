@@ -125,6 +125,8 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
 
   const bool tied = config.Bool({"tie_word_embeddings"}, false);
   AddEmbeddingAndHead(plan, "model.embed_tokens", "model.norm", "lm_head", tied, eps);
+  // Layers that predict several tokens ahead, which nothing here reads.
+  plan.ignored_tensors.push_back("mtp.*");
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer);
     const auto mlp = [&] {

@@ -109,6 +109,14 @@ TEST(OlmoHybrid, UnimplementedAndAbsurdValuesAreRefused) {
                  "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"});
 }
 
+TEST(OlmoHybrid, LayersThatPredictAheadAreIgnored) {
+  ADDER_SKIP_WITHOUT("conformance");
+  const std::filesystem::path directory = SharedFolder() / "conformance/models/olmo_hybrid";
+  std::map<std::string, Shape> shapes = CheckpointShapes(directory);
+  shapes["mtp.layers.0.mlp.up_proj.weight"] = {24, 64};
+  ExpectClaimsAll(BuildPlan(ReadJsonFile(directory / "config.json"), NamesOf(shapes)), shapes);
+}
+
 TEST(OlmoHybrid, ClaimsEveryTensorOfTheConformanceCase) {
   ADDER_SKIP_WITHOUT("conformance");
   CheckConformanceCase("models/olmo_hybrid");

@@ -2,6 +2,9 @@
 // shift. Norms are layer norms, one of them behind the embedding.
 //
 // Hugging Face and MLX files use the same names; MLX files give some vectors a row per head.
+#include <algorithm>
+#include <cmath>
+
 #include "core/error.h"
 #include "model/family_fields.h"
 
@@ -16,16 +19,54 @@ struct Sizes {
   int64_t value_rank = 0;
 };
 
+// As the reference, whose default of head_dim counts where the field is absent, and num_heads only
+// where it is null: published files have a num_heads that fits nothing else.
+int64_t ReadHeadDim(const JsonObject& config, int64_t hidden) {
+  const bool null = config.value().contains("head_dim") && !config.Has("head_dim");
+  if (null && config.Has("num_heads")) {
+    const int64_t heads = ReadSize(config, {"num_heads"});
+    RequireMultiple(config, "hidden_size", hidden, "num_heads", heads);
+    return hidden / heads;
+  }
+  const int64_t head_dim = ReadSize(config, {"head_dim"}, 64);
+  RequireMultiple(config, "hidden_size", hidden, "head_dim", head_dim);
+  return head_dim;
+}
+
+// The reference's rule for files that state how many times wider than the hidden state it is.
+int64_t ReadIntermediate(const JsonObject& config, int64_t hidden) {
+  if (config.Has("intermediate_size")) return ReadSize(config, {"intermediate_size"});
+  const double ratio = ReadPositive(config, {"hidden_ratio"}, 4.0);
+  const double width = std::floor(static_cast<double>(hidden) * ratio);
+  constexpr int64_t kMultiple = 32;
+  if (width < 1 || width > static_cast<double>(kMaxSize - kMultiple)) {
+    Fail(config.where(), ": the field hidden_ratio is ", ratio,
+         ", which does not make a width of the MLP between 1 and ", kMaxSize - kMultiple,
+         " from hidden_size (", hidden, ").");
+  }
+  return (static_cast<int64_t>(width) + kMultiple - 1) / kMultiple * kMultiple;
+}
+
+// Files may state the width of the values, for all layers or for each.
+void RequireValuesAsWideAsHidden(const JsonObject& config, int64_t hidden, int64_t layers) {
+  const Json* value = config.Find({"value_dim"});
+  if (value == nullptr) return;
+  const bool as_wide =
+      value->is_array() ? static_cast<int64_t>(value->size()) == layers &&
+                              std::all_of(value->begin(), value->end(),
+                                          [hidden](const Json& entry) { return entry == hidden; })
+                        : *value == hidden;
+  if (!as_wide) {
+    Fail(config.where(), ": the field value_dim is ", value->dump().substr(0, 200), "; only ",
+         hidden, " (hidden_size), once or for each of the ", layers,
+         " layers, is implemented for this family.");
+  }
+}
+
 Sizes ReadSizes(const JsonObject& config, int64_t hidden) {
   Sizes sizes;
-  Rwkv7& m = sizes.mixer;
-  m.head_dim = ReadSize(config, {"head_dim"}, 64);
-  RequireMultiple(config, "hidden_size", hidden, "head_dim", m.head_dim);
-  m.heads = ReadSize(config, {"num_heads"}, hidden / m.head_dim);
-  if (m.heads != hidden / m.head_dim) {
-    Fail(config.where(), ": the field num_heads is ", m.heads, ", but hidden_size / head_dim is ",
-         hidden / m.head_dim, ".");
-  }
+  sizes.mixer.head_dim = ReadHeadDim(config, hidden);
+  sizes.mixer.heads = hidden / sizes.mixer.head_dim;
   sizes.decay_rank = ReadSize(config, {"decay_low_rank_dim"});
   sizes.rate_rank = ReadSize(config, {"a_low_rank_dim"});
   sizes.gate_rank = ReadSize(config, {"gate_low_rank_dim"});
@@ -33,11 +74,9 @@ Sizes ReadSizes(const JsonObject& config, int64_t hidden) {
   RequireBool(config, "norm_first", true);
   RequireBool(config, "norm_bias", true);
   RequireString(config, "hidden_act", "sqrelu");
-  for (const char* key : {"attn", "value_dim"}) {
-    if (const Json* value = config.Find({key})) {
-      Fail(config.where(), ": the field ", key, " is ", value->dump().substr(0, 200),
-           "; only null is implemented for this family.");
-    }
+  if (const Json* value = config.Find({"attn"})) {
+    Fail(config.where(), ": the field attn is ", value->dump().substr(0, 200),
+         "; only null is implemented for this family.");
   }
   return sizes;
 }
@@ -62,14 +101,24 @@ LowRank AddLowRank(Plan& plan, const std::string& prefix, int64_t rank, int64_t 
   return low_rank;
 }
 
-Rwkv7 AddMixer(Plan& plan, const std::string& prefix, const Sizes& sizes, bool first, float eps) {
-  Rwkv7 m = sizes.mixer;
+// The first files hold the six vectors as the rows of one tensor, in the same order.
+VectorRef ShiftMix(const std::string& prefix, int64_t hidden, const TensorNames& names) {
   VectorRef mix;
   mix.label = LabelOf(prefix) + ".x";
-  for (const char* name : {".x_r", ".x_w", ".x_k", ".x_v", ".x_a", ".x_g"}) {
-    mix.parts.push_back({prefix + name, {{1, 1, plan.hidden}, {plan.hidden}}});
+  if (names.HasOptional(prefix + ".x_x")) {
+    mix.parts.push_back({prefix + ".x_x", {{6, hidden}, {6, 1, 1, hidden}}});
+    return mix;
   }
-  m.shift_mix = plan.AddVector(std::move(mix));
+  for (const char* name : {".x_r", ".x_w", ".x_k", ".x_v", ".x_a", ".x_g"}) {
+    mix.parts.push_back({prefix + name, {{1, 1, hidden}, {hidden}}});
+  }
+  return mix;
+}
+
+Rwkv7 AddMixer(Plan& plan, const std::string& prefix, const Sizes& sizes, bool first, float eps,
+               const TensorNames& names) {
+  Rwkv7 m = sizes.mixer;
+  m.shift_mix = plan.AddVector(ShiftMix(prefix, plan.hidden, names));
   m.r = AddLinear(plan, prefix + ".r_proj", m.inner(), plan.hidden, false);
   m.k = AddLinear(plan, prefix + ".k_proj", m.inner(), plan.hidden, false);
   m.v = AddLinear(plan, prefix + ".v_proj", m.inner(), plan.hidden, false);
@@ -114,7 +163,8 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   plan.vocab = ReadVocab(config, {"vocab_size"});
   plan.hidden = ReadSize(config, {"hidden_size"});
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
-  const int64_t intermediate = ReadSize(config, {"intermediate_size"}, 4 * plan.hidden);
+  const int64_t intermediate = ReadIntermediate(config, plan.hidden);
+  RequireValuesAsWideAsHidden(config, plan.hidden, layers);
   const float eps = ReadEps(config, {"norm_eps"}, 1e-5);
   const Sizes sizes = ReadSizes(config, plan.hidden);
   const bool tied = ReadTied(config, {"tie_word_embeddings"}, names, "lm_head.weight");
@@ -132,7 +182,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
       block.mixers.push_back(std::move(mixer));
       plan.blocks.push_back(std::move(block));
     };
-    add(".attn_norm", AddMixer(plan, prefix + ".attn", sizes, layer == 0, eps));
+    add(".attn_norm", AddMixer(plan, prefix + ".attn", sizes, layer == 0, eps, names));
     add(".ffn_norm", AddChannelMix(plan, prefix + ".ffn", intermediate));
   }
   ValidatePlan(plan);

@@ -12,27 +12,37 @@
 namespace adder {
 namespace {
 
-// Which layers are hybrid: those that layers_block_type calls so, or hybrid_layer_ids lists.
-std::vector<bool> ReadHybridLayers(const JsonObject& config, int64_t layers) {
-  const std::vector<bool> listed = ReadListedLayers(config, "hybrid_layer_ids", layers);
-  if (config.Has("hybrid_layer_ids") && !config.Has("layers_block_type")) return listed;
+// Which layers the field calls "hybrid"; the others are "mamba", in newer files "linear_attention".
+std::vector<bool> ReadHybridTypes(const JsonObject& config, std::string_view field,
+                                  int64_t layers) {
   std::vector<bool> hybrid;
-  for (const std::string& type : config.Strings({"layers_block_type"})) {
-    if (type != "mamba" && type != "hybrid") {
-      Fail(config.where(), ": the field layers_block_type has the entry \"", type,
-           "\"; \"mamba\" and \"hybrid\" are known.");
+  for (const std::string& type : config.Strings({field})) {
+    if (type != "mamba" && type != "linear_attention" && type != "hybrid") {
+      Fail(config.where(), ": the field ", field, " has the entry \"", type,
+           "\"; \"mamba\", \"linear_attention\" and \"hybrid\" are known.");
     }
     hybrid.push_back(type == "hybrid");
   }
   if (static_cast<int64_t>(hybrid.size()) != layers) {
-    Fail(config.where(), ": the field layers_block_type has ", hybrid.size(),
+    Fail(config.where(), ": the field ", field, " has ", hybrid.size(),
          " entries, but the model has ", layers, " layers.");
   }
-  if (config.Has("hybrid_layer_ids") && listed != hybrid) {
-    Fail(config.where(),
-         ": the fields layers_block_type and hybrid_layer_ids name different hybrid layers.");
-  }
   return hybrid;
+}
+
+// Which layers are hybrid: those that layers_block_type calls so, or hybrid_layer_ids lists.
+std::vector<bool> ReadHybridLayers(const JsonObject& config, int64_t layers) {
+  AgreedLayers<std::vector<bool>> agreed(config);
+  for (const std::string_view field : {"layers_block_type", "layer_types"}) {
+    if (config.Has(field)) agreed.Add(field, ReadHybridTypes(config, field, layers));
+  }
+  if (config.Has("hybrid_layer_ids")) {
+    agreed.Add("hybrid_layer_ids", ReadListedLayers(config, "hybrid_layer_ids", layers));
+  }
+  if (!agreed.get()) {
+    Fail(config.where(), " lacks the field layers_block_type, which says what each layer is.");
+  }
+  return *agreed.get();
 }
 
 Mamba2 ReadMamba(const JsonObject& config, int64_t hidden) {

@@ -93,6 +93,22 @@ TEST(Zamba2, HybridLayersMayBeListedByNumber) {
             std::string::npos);
 }
 
+TEST(Zamba2, LayersAreNamedInBothVocabularies) {
+  const std::string plan = PlanString(BuildPlan(Config()));
+  const std::string renamed =
+      R"(["linear_attention", "hybrid", "hybrid", "linear_attention", "hybrid"])";
+  EXPECT_EQ(PlanString(BuildPlan(With(Config(), "layers_block_type", renamed))), plan);
+  EXPECT_EQ(PlanString(BuildPlan(With(Config(), "layer_types", renamed))), plan);
+  const Json alone = With(Without(Config(), "layers_block_type"), "layer_types", renamed);
+  EXPECT_EQ(PlanString(BuildPlan(alone)), plan);
+  ExpectRefused(Config(), "layer_types",
+                R"(["hybrid", "hybrid", "hybrid", "linear_attention", "hybrid"])",
+                "layers_block_type and layer_types describe different layers");
+  ExpectRefused(alone, "layer_types",
+                R"(["full_attention", "hybrid", "hybrid", "linear_attention", "hybrid"])",
+                "layer_types has the entry \"full_attention\"");
+}
+
 TEST(Zamba2, AbsurdValuesAreRefused) {
   ExpectAbsurdSizesRefused(
       Config(), {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
