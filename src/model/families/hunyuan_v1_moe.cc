@@ -1,35 +1,49 @@
 // Hunyuan with a mixture of experts beside a shared MLP in every layer; attention as in the dense
 // model. Sizes may be given for all layers or layer by layer. The weights of the chosen experts are
 // normalised.
-#include <algorithm>
-
 #include "core/error.h"
-#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
 namespace {
 
-// A number, or an array with one number per layer; each in [1, max]. `keys` are the field's names
-// in different writers' files.
-std::vector<int64_t> ReadPerLayer(const JsonObject& config, FieldNames keys, int64_t layers,
-                                  int64_t max, std::optional<int64_t> default_value) {
-  RequireSame(config, keys);
-  const Json* value = config.Find(keys);
-  if (value == nullptr || !value->is_array()) {
-    return std::vector<int64_t>(static_cast<size_t>(layers),
-                                config.Int(keys, 1, max, default_value));
+// The field `key`: a number, or an array with one number per layer; each in [1, max].
+std::vector<int64_t> ReadNumbers(const JsonObject& config, std::string_view key, int64_t layers,
+                                 int64_t max) {
+  const Json& value = *config.Find({key});
+  if (!value.is_array()) {
+    return std::vector<int64_t>(static_cast<size_t>(layers), config.Int({key}, 1, max));
   }
-  const std::string key(*std::find_if(keys.begin(), keys.end(),
-                                      [&](std::string_view name) { return config.Has(name); }));
   std::vector<int64_t> numbers;
-  for (const Json& entry : *value) {
-    const Json wrapped = {{key, entry}};
+  for (const Json& entry : value) {
+    const Json wrapped = {{std::string(key), entry}};
     numbers.push_back(JsonObject(wrapped, config.where()).Int({key}, 1, max));
   }
   if (static_cast<int64_t>(numbers.size()) != layers) {
     Fail(config.where(), ": the field ", key, " has ", numbers.size(),
          " entries, but the model has ", layers, " layers.");
+  }
+  return numbers;
+}
+
+// The numbers of a field that different writers' files give the names `keys`.
+std::vector<int64_t> ReadPerLayer(const JsonObject& config, FieldNames keys, int64_t layers,
+                                  int64_t max, std::optional<int64_t> default_value) {
+  std::vector<int64_t> numbers;
+  std::string_view first;
+  for (const std::string_view key : keys) {
+    if (!config.Has(key)) continue;
+    const std::vector<int64_t> own = ReadNumbers(config, key, layers, max);
+    if (first.empty()) {
+      first = key;
+      numbers = own;
+    } else if (own != numbers) {
+      Fail(config.where(), ": the field ", key, " is ", config.Find({key})->dump(), ", but ", first,
+           " is ", config.Find({first})->dump(), "; they should say the same.");
+    }
+  }
+  if (first.empty()) {
+    numbers.assign(static_cast<size_t>(layers), config.Int(keys, 1, max, default_value));
   }
   return numbers;
 }

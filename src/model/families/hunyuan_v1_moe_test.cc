@@ -50,6 +50,8 @@ TEST(HunyuanMoe, OtherNamesOfTheFields) {
       BuildPlan(With(With(named, "num_experts_per_tok", "[1, 3]"), "num_local_experts", "[5, 6]"));
   EXPECT_EQ(MoeOf(listed, 1).top_k, 3);
   EXPECT_EQ(MoeOf(listed, 1).experts, 6);
+  EXPECT_EQ(MoeOf(BuildPlan(With(Config(), "num_experts_per_tok", "[2, 3]")), 1).top_k, 3);
+  EXPECT_EQ(MoeOf(BuildPlan(With(Config(), "num_local_experts", "[5, 5]")), 1).experts, 5);
   // The reference's default.
   EXPECT_EQ(MoeOf(BuildPlan(With(named, "num_experts", "5")), 0).top_k, 1);
   ExpectRefused(Config(), "num_experts_per_tok", "2", "num_experts_per_tok is 2, but moe_topk");

@@ -105,7 +105,7 @@ TEST(Llama, APartOfTheHeadsIsRefused) {
                 "partial_rotary_factor is 0.5; only 1 is implemented");
   ExpectRefused(Config(), "rope_parameters",
                 R"({"rope_theta": 5000, "partial_rotary_factor": 0.5})",
-                "rope_parameters: the field partial_rotary_factor is 0.5");
+                "partial_rotary_factor is 0.5; only 1 is implemented");
   EXPECT_EQ(AttentionOf(BuildPlan(With(Config(), "partial_rotary_factor", "1.0"))).rope->rotary_dim,
             4);
 }
