@@ -34,4 +34,17 @@ std::vector<bool> ReadListedLayers(const JsonObject& config, std::string_view ke
   return listed;
 }
 
+void RequireSame(const JsonObject& config, std::initializer_list<std::string_view> keys) {
+  std::string_view first;
+  for (const std::string_view key : keys) {
+    if (!config.Has(key)) continue;
+    if (first.empty()) first = key;
+    const Json& value = *config.Find({key});
+    const Json& expected = *config.Find({first});
+    if (value == expected) continue;
+    Fail(config.where(), ": the field ", key, " is ", value.dump(), ", but ", first, " is ",
+         expected.dump(), "; they should say the same.");
+  }
+}
+
 }  // namespace adder

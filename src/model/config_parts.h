@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string_view>
 #include <vector>
 
@@ -18,5 +19,9 @@ JsonObject ReadTextConfig(const JsonObject& whole);
 // for the second time.
 std::vector<bool> ReadListedLayers(const JsonObject& config, std::string_view key, int64_t layers,
                                    int64_t first = 0);
+
+// Throws Error, naming two fields and their values, unless all of `keys` that the config has, names
+// of one thing in different writers' files, say the same.
+void RequireSame(const JsonObject& config, std::initializer_list<std::string_view> keys);
 
 }  // namespace adder

@@ -35,6 +35,27 @@ TEST(ConfigParts, LayersThatAreNotThereAreNamed) {
   }
 }
 
+TEST(ConfigParts, NamesOfOneThingSayTheSame) {
+  const auto check = [](const char* text) {
+    const Json config = ParseJson(text, "config.json");
+    RequireSame(JsonObject(config, "config.json"), {"a", "b", "c"});
+  };
+  for (const char* same : {"{}", R"({"b": 2})", R"({"a": 2, "c": 2.0})", R"({"a": null, "b": 1})",
+                           R"({"a": [1, 2], "b": [1, 2]})"}) {
+    EXPECT_NO_THROW(check(same)) << same;
+  }
+  for (const char* other :
+       {R"({"a": 1, "c": 2})", R"({"b": 1, "c": true})", R"({"a": [1], "b": 1})"}) {
+    try {
+      check(other);
+      ADD_FAILURE() << other << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("they should say the same"), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 TEST(ConfigParts, TheTextModelMayBeApart) {
   const Json nested =
       ParseJson(R"({"hidden_size": 1, "text_config": {"hidden_size": 2}})", "config.json");

@@ -7,22 +7,43 @@
 namespace adder {
 namespace {
 
-// A number, or an array with one number per layer; each in [1, max].
-std::vector<int64_t> ReadPerLayer(const JsonObject& config, const char* key, int64_t layers,
-                                  int64_t max, std::optional<int64_t> default_value) {
-  const Json* value = config.Find({key});
-  if (value == nullptr || !value->is_array()) {
-    return std::vector<int64_t>(static_cast<size_t>(layers),
-                                config.Int({key}, 1, max, default_value));
+// The field `key`: a number, or an array with one number per layer; each in [1, max].
+std::vector<int64_t> ReadNumbers(const JsonObject& config, std::string_view key, int64_t layers,
+                                 int64_t max) {
+  const Json& value = *config.Find({key});
+  if (!value.is_array()) {
+    return std::vector<int64_t>(static_cast<size_t>(layers), config.Int({key}, 1, max));
   }
   std::vector<int64_t> numbers;
-  for (const Json& entry : *value) {
-    const Json wrapped = {{key, entry}};
+  for (const Json& entry : value) {
+    const Json wrapped = {{std::string(key), entry}};
     numbers.push_back(JsonObject(wrapped, config.where()).Int({key}, 1, max));
   }
   if (static_cast<int64_t>(numbers.size()) != layers) {
     Fail(config.where(), ": the field ", key, " has ", numbers.size(),
          " entries, but the model has ", layers, " layers.");
+  }
+  return numbers;
+}
+
+// The numbers of a field that different writers' files give the names `keys`.
+std::vector<int64_t> ReadPerLayer(const JsonObject& config, FieldNames keys, int64_t layers,
+                                  int64_t max, std::optional<int64_t> default_value) {
+  std::vector<int64_t> numbers;
+  std::string_view first;
+  for (const std::string_view key : keys) {
+    if (!config.Has(key)) continue;
+    const std::vector<int64_t> own = ReadNumbers(config, key, layers, max);
+    if (first.empty()) {
+      first = key;
+      numbers = own;
+    } else if (own != numbers) {
+      Fail(config.where(), ": the field ", key, " is ", config.Find({key})->dump(), ", but ", first,
+           " is ", config.Find({first})->dump(), "; they should say the same.");
+    }
+  }
+  if (first.empty()) {
+    numbers.assign(static_cast<size_t>(layers), config.Int(keys, 1, max, default_value));
   }
   return numbers;
 }
@@ -39,11 +60,13 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const Activation activation = ReadActivation(config, {"hidden_act"});
   const HunyuanAttention hunyuan = ReadHunyuanAttention(config, plan.hidden);
 
-  const auto experts = ReadPerLayer(config, "num_experts", layers, kMaxExpertsInAll / layers, {});
-  const auto top_k = ReadPerLayer(config, "moe_topk", layers, kMaxExpertsInAll, 1);
-  const auto shared = ReadPerLayer(config, "num_shared_expert", layers, kMaxSize, 1);
+  const auto experts = ReadPerLayer(config, {"num_experts", "num_local_experts"}, layers,
+                                    kMaxExpertsInAll / layers, {});
+  const auto top_k =
+      ReadPerLayer(config, {"moe_topk", "num_experts_per_tok"}, layers, kMaxExpertsInAll, 1);
+  const auto shared = ReadPerLayer(config, {"num_shared_expert"}, layers, kMaxSize, 1);
   const auto expert_intermediate =
-      ReadPerLayer(config, "moe_intermediate_size", layers, kMaxSize, intermediate);
+      ReadPerLayer(config, {"moe_intermediate_size"}, layers, kMaxSize, intermediate);
   const bool has_shared = config.Bool({"use_mixed_mlp_moe"}, true);
   RequireBool(config, "norm_topk_prob", true);
   RequireBool(config, "group_limited_greedy", false);

@@ -40,6 +40,25 @@ TEST(HunyuanMoe, PlanFollowsTheConfig) {
   EXPECT_EQ(BuildPlan(With(Config(), "use_mixed_mlp_moe", "false")).blocks[1].mixers.size(), 1u);
 }
 
+TEST(HunyuanMoe, OtherNamesOfTheFields) {
+  const Json named = Without(Without(Config(), "moe_topk"), "num_experts");
+  const Plan plan =
+      BuildPlan(With(With(named, "num_experts_per_tok", "4"), "num_local_experts", "5"));
+  EXPECT_EQ(MoeOf(plan, 0).top_k, 4);
+  EXPECT_EQ(MoeOf(plan, 1).experts, 5);
+  const Plan listed =
+      BuildPlan(With(With(named, "num_experts_per_tok", "[1, 3]"), "num_local_experts", "[5, 6]"));
+  EXPECT_EQ(MoeOf(listed, 1).top_k, 3);
+  EXPECT_EQ(MoeOf(listed, 1).experts, 6);
+  EXPECT_EQ(MoeOf(BuildPlan(With(Config(), "num_experts_per_tok", "[2, 3]")), 1).top_k, 3);
+  EXPECT_EQ(MoeOf(BuildPlan(With(Config(), "num_local_experts", "[5, 5]")), 1).experts, 5);
+  // The reference's default.
+  EXPECT_EQ(MoeOf(BuildPlan(With(named, "num_experts", "5")), 0).top_k, 1);
+  ExpectRefused(Config(), "num_experts_per_tok", "2", "num_experts_per_tok is 2, but moe_topk");
+  ExpectRefused(Config(), "num_local_experts", "6", "num_local_experts is 6, but num_experts is 5");
+  ExpectRefused(named, "num_local_experts", "[5]", "num_local_experts has 1 entries");
+}
+
 TEST(HunyuanMoe, UnimplementedAndAbsurdValuesAreRefused) {
   ExpectRefused(Config(), "moe_topk", "[2]", "moe_topk");
   ExpectRefused(Config(), "moe_topk", "[2, -1]", "moe_topk");
