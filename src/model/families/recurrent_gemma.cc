@@ -6,6 +6,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
@@ -84,7 +85,8 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   Attention sizes = ReadAttentionSizes(config, plan.hidden);
   sizes.scale = 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));
   sizes.rope = ReadRope(config, sizes.head_dim, 0.5);
-  sizes.window = ReadSize(config, {"attention_window_size"}, 2048);
+  RequireSame(config, {"attention_window_size", "sliding_window"});
+  sizes.window = ReadSize(config, {"attention_window_size", "sliding_window"}, 2048);
   const bool attention_bias = config.Bool({"attention_bias"}, false);
 
   RgLru lru;

@@ -52,6 +52,18 @@ TEST(RecurrentGemma, TheEmbeddingScaleIsRoundedToBf16) {
       BuildPlan(With(Config(), "embeddings_scale_by_sqrt_dim", "false")).embedding_scale, 1);
 }
 
+TEST(RecurrentGemma, TheWindowMayBeCalledSlidingWindow) {
+  const auto window = [](const Json& config) {
+    return std::get<Attention>(BuildPlan(config).blocks[2].mixers[0]).window;
+  };
+  const Json unnamed = Without(Config(), "attention_window_size");
+  EXPECT_EQ(window(With(unnamed, "sliding_window", "19")), 19);
+  EXPECT_EQ(window(unnamed), 2048);
+  EXPECT_EQ(window(With(Config(), "sliding_window", "17")), 17);
+  ExpectRefused(Config(), "sliding_window", "19",
+                "sliding_window is 19, but attention_window_size is 17");
+}
+
 TEST(RecurrentGemma, UnimplementedAndAbsurdValuesAreRefused) {
   ExpectRefused(Config(), "_block_types", "[\"recurrent\", \"conv\"]", "\"conv\"");
   ExpectRefused(Config(), "_block_types", "[]", "_block_types / block_types is empty");
