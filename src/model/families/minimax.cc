@@ -3,40 +3,59 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "model/config_parts.h"
 #include "model/family_fields.h"
 
 namespace adder {
 namespace {
 
+void RequireEntries(const JsonObject& config, const char* field, const std::vector<bool>& entries,
+                    int64_t layers) {
+  if (static_cast<int64_t>(entries.size()) == layers) return;
+  Fail(config.where(), ": the field ", field, " has ", entries.size(),
+       " entries, but the model has ", layers, " layers.");
+}
+
+std::vector<bool> ReadTypeNames(const JsonObject& config, int64_t layers) {
+  std::vector<bool> full;
+  for (const std::string& type : config.Strings({"layer_types"})) {
+    if (type != "full_attention" && type != "linear_attention") {
+      Fail(config.where(), ": the field layer_types has the entry \"", type,
+           "\"; \"full_attention\" and \"linear_attention\" are known.");
+    }
+    full.push_back(type == "full_attention");
+  }
+  RequireEntries(config, "layer_types", full, layers);
+  return full;
+}
+
+std::vector<bool> ReadTypeNumbers(const JsonObject& config, int64_t layers) {
+  std::vector<bool> full;
+  for (const double type : config.Numbers({"attn_type_list"})) {
+    if (type != 0 && type != 1) {
+      Fail(config.where(), ": the field attn_type_list has the entry ", type,
+           "; 0 (linear) and 1 (softmax) are known.");
+    }
+    full.push_back(type == 1);
+  }
+  RequireEntries(config, "attn_type_list", full, layers);
+  return full;
+}
+
 // Which layers have softmax attention: layer_types, or attn_type_list of the original code, else
 // every other one from the first on.
 std::vector<bool> ReadFullLayers(const JsonObject& config, int64_t layers) {
-  std::vector<bool> full;
-  const char* field = "layer_types";
+  const bool numbered = config.Has("attn_type_list");
   if (config.Has("layer_types")) {
-    for (const std::string& type : config.Strings({"layer_types"})) {
-      if (type != "full_attention" && type != "linear_attention") {
-        Fail(config.where(), ": the field layer_types has the entry \"", type,
-             "\"; \"full_attention\" and \"linear_attention\" are known.");
-      }
-      full.push_back(type == "full_attention");
+    std::vector<bool> full = ReadTypeNames(config, layers);
+    if (numbered && full != ReadTypeNumbers(config, layers)) {
+      Fail(config.where(), ": the fields layer_types and attn_type_list name different layers.");
     }
-  } else if (config.Has("attn_type_list")) {
-    field = "attn_type_list";
-    for (const double type : config.Numbers({"attn_type_list"})) {
-      if (type != 0 && type != 1) {
-        Fail(config.where(), ": the field attn_type_list has the entry ", type,
-             "; 0 (linear) and 1 (softmax) are known.");
-      }
-      full.push_back(type == 1);
-    }
-  } else {
-    for (int64_t layer = 0; layer < layers; ++layer) full.push_back(layer % 2 == 0);
+    return full;
   }
-  if (static_cast<int64_t>(full.size()) != layers) {
-    Fail(config.where(), ": the field ", field, " has ", full.size(),
-         " entries, but the model has ", layers, " layers.");
-  }
+  if (numbered) return ReadTypeNumbers(config, layers);
+  std::vector<bool> full;
+  for (int64_t layer = 0; layer < layers; ++layer) full.push_back(layer % 2 == 0);
   return full;
 }
 
@@ -58,14 +77,34 @@ struct Weighing {
   float keep = 1;
   float add = 1;
 };
-Weighing ReadWeighing(const JsonObject& config, const std::string& name) {
-  const std::string alpha = name + "_alpha_factor";
-  const std::string beta = name + "_beta_factor";
-  return {ReadScale(config, {alpha}, 1.0), ReadScale(config, {beta}, 1.0)};
+// `original_name` is that of the original code's configs.
+Weighing ReadWeighing(const JsonObject& config, const std::string& name,
+                      const std::string& original_name) {
+  const auto read = [&](const std::string& factor) {
+    const std::string key = name + "_" + factor + "_factor";
+    const std::string original = "layernorm_" + original_name + "_" + factor;
+    RequireSame(config, {key, original});
+    return ReadScale(config, {key, original}, 1.0);
+  };
+  return {read("alpha"), read("beta")};
+}
+
+// Options of the original code. Without postnorm, which is off unless its configs say so, the
+// residual would not be normed.
+void RequireImplementedOptions(const JsonObject& config) {
+  RequireInt(config, "shared_intermediate_size", 0);
+  RequireBool(config, "postnorm", true);
+  for (const char* original : {"attn_type_list", "layernorm_full_attention_alpha",
+                               "layernorm_linear_attention_alpha", "layernorm_mlp_alpha"}) {
+    if (!config.Has(original) || config.Has("postnorm")) continue;
+    Fail(config.where(), " has the field ", original,
+         " of the original code, but lacks postnorm; only true is implemented for this family.");
+  }
 }
 
 MoeMlp ReadExperts(const JsonObject& config, int64_t layers) {
   MoeMlp moe;
+  RequireSame(config, {"num_local_experts", "num_experts"});
   moe.experts = config.Int({"num_local_experts", "num_experts"}, 1, kMaxExpertsInAll / layers);
   moe.top_k = config.Int({"num_experts_per_tok"}, 1, moe.experts);
   moe.intermediate = ReadSize(config, {"intermediate_size"});
@@ -126,17 +165,18 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
     Fail(config.where(), ": the field sliding_window is ", window->dump(),
          "; only null is implemented for this family.");
   }
-  // The original code normalises after each part; published files say so where they say anything.
-  RequireBool(config, "postnorm", true);
+  RequireImplementedOptions(config);
 
   // Every head of every layer has a slope of its own.
   config.Int({"num_attention_heads"}, 1, kMaxHeadsInAll / layers);
   Attention sizes = ReadAttentionSizes(config, plan.hidden);
   sizes.scale = 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));
+  // The original code's rotary_dim is the word; that transformers turns heads whole whatever it
+  // says shows only where the two differ. A partial_rotary_factor has to agree with it.
   const int64_t rotary_dim = config.Int({"rotary_dim"}, 2, sizes.head_dim, sizes.head_dim);
   sizes.rope = ReadRope(config, sizes.head_dim,
                         static_cast<double>(rotary_dim) / static_cast<double>(sizes.head_dim), 1e6);
-  if (config.Has("rotary_dim") && sizes.rope->rotary_dim != rotary_dim) {
+  if (sizes.rope->rotary_dim != rotary_dim) {
     Fail(config.where(), ": the field rotary_dim is ", rotary_dim,
          ", but partial_rotary_factor makes it ", sizes.rope->rotary_dim, ".");
   }
@@ -144,9 +184,9 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   lightning.heads = sizes.heads;
   lightning.head_dim = sizes.head_dim;
   lightning.activation = experts.activation;
-  const Weighing full_weighing = ReadWeighing(config, "full_attn");
-  const Weighing linear_weighing = ReadWeighing(config, "linear_attn");
-  const Weighing mlp_weighing = ReadWeighing(config, "mlp");
+  const Weighing full_weighing = ReadWeighing(config, "full_attn", "full_attention");
+  const Weighing linear_weighing = ReadWeighing(config, "linear_attn", "linear_attention");
+  const Weighing mlp_weighing = ReadWeighing(config, "mlp", "mlp");
 
   const bool tied = ReadTied(config, {"tie_word_embeddings"}, names, "lm_head.weight");
   AddEmbeddingAndHead(plan, "model.embed_tokens", "model.norm", "lm_head", tied, eps);

@@ -68,9 +68,43 @@ TEST(MiniMax, LayerKindsByListAndByDefault) {
   Json config = Without(Config(), "layer_types");
   EXPECT_TRUE(std::holds_alternative<Attention>(BuildPlan(config).blocks[0].mixers[0]));
   config["attn_type_list"] = {0, 0, 1};
+  config["postnorm"] = true;
   const Plan plan = BuildPlan(config);
   EXPECT_TRUE(std::holds_alternative<LightningAttention>(plan.blocks[2].mixers[0]));
   EXPECT_TRUE(std::holds_alternative<Attention>(plan.blocks[4].mixers[0]));
+}
+
+// The names and the weights of the published MiniMax-Text-01.
+TEST(MiniMax, FieldsOfTheOriginalCode) {
+  Json config = Config();
+  for (const char* part : {"linear_attn", "full_attn", "mlp"}) {
+    config.erase(std::string(part) + "_alpha_factor");
+    config.erase(std::string(part) + "_beta_factor");
+  }
+  config["layernorm_full_attention_alpha"] = 3.5565588200778455;
+  config["layernorm_full_attention_beta"] = 1.5;
+  config["layernorm_linear_attention_alpha"] = 2.5;
+  config["layernorm_linear_attention_beta"] = 0.5;
+  config["layernorm_mlp_alpha"] = 4.5;
+  config["layernorm_mlp_beta"] = 0.25;
+  config["shared_intermediate_size"] = 0;
+  config["shared_moe_mode"] = "sigmoid";
+  config["postnorm"] = true;
+  const Plan plan = BuildPlan(config);
+  EXPECT_FLOAT_EQ(plan.blocks[0].rule.keep, 2.5f);
+  EXPECT_FLOAT_EQ(plan.blocks[0].residual_scale, 0.5f);
+  EXPECT_FLOAT_EQ(plan.blocks[1].rule.keep, 4.5f);
+  EXPECT_FLOAT_EQ(plan.blocks[1].residual_scale, 0.25f);
+  EXPECT_FLOAT_EQ(plan.blocks[2].rule.keep, 3.5565588200778455f);
+  EXPECT_FLOAT_EQ(plan.blocks[2].residual_scale, 1.5f);
+  EXPECT_NO_THROW(BuildPlan(With(config, "mlp_alpha_factor", "4.5")));
+  ExpectRefused(config, "mlp_alpha_factor", "4", "layernorm_mlp_alpha is 4.5");
+  ExpectRefused(config, "layernorm_full_attention_beta", "NaN", "layernorm_full_attention_beta");
+  ExpectRefused(config, "shared_intermediate_size", "64", "shared_intermediate_size is 64");
+  // The original code's default is false.
+  EXPECT_NE(BuildError(Without(config, "postnorm")).find("lacks postnorm"), std::string::npos);
+  ExpectRefused(config, "attn_type_list", "[0, 0, 1]", "layer_types and attn_type_list");
+  EXPECT_NO_THROW(BuildPlan(With(config, "attn_type_list", "[0, 1, 0]")));
 }
 
 TEST(MiniMax, AbsurdValuesAreRefused) {
@@ -82,8 +116,11 @@ TEST(MiniMax, AbsurdValuesAreRefused) {
   ExpectRefused(Config(), "layer_types", R"(["full_attention", "mamba", "full_attention"])",
                 "layer_types");
   ExpectRefused(Without(Config(), "layer_types"), "attn_type_list", "[0, 2, 1]", "attn_type_list");
+  ExpectRefused(Without(Config(), "layer_types"), "attn_type_list", "[0, 1]", "attn_type_list");
   ExpectRefused(Config(), "rotary_dim", "12", "rotary_dim");
   ExpectRefused(Config(), "partial_rotary_factor", "1", "rotary_dim is 4");
+  ExpectRefused(Without(Config(), "rotary_dim"), "partial_rotary_factor", "0.4", "makes it 4");
+  ExpectRefused(Config(), "num_experts", "6", "num_experts is 6, but num_local_experts is 5");
   ExpectRefused(Config(), "num_attention_heads", "131072", "num_attention_heads");
   ExpectRefused(Config(), "sliding_window", "64", "sliding_window");
   ExpectRefused(Config(), "postnorm", "false", "postnorm");
