@@ -74,12 +74,103 @@ TEST(KimiLinear, MlxNames) {
   EXPECT_EQ(ParameterCount(plan), ParameterCount(BuildPlan(Config())));
 }
 
+// As transformers writes it: without linear_attn_config.
+Json TransformersConfig() {
+  Json config = Config();
+  for (const char* key :
+       {"linear_attn_config", "num_experts", "num_experts_per_token", "num_shared_experts",
+        "first_k_dense_replace", "moe_layer_freq", "moe_renormalize", "num_expert_group"}) {
+    config.erase(key);
+  }
+  config.update(ParseJson(R"({
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mlp_layer_types": ["sparse", "dense", "sparse"], "linear_num_heads": 3, "linear_head_dim": 4,
+    "linear_conv_kernel_dim": 3, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "n_shared_experts": 2, "norm_topk_prob": false, "n_group": 4, "attention_bias": true})",
+                          "test"));
+  return config;
+}
+
+TEST(KimiLinear, FieldsAsTransformersNamesThem) {
+  const Plan plan = BuildPlan(TransformersConfig());
+  const auto& delta = std::get<GatedDelta>(plan.blocks[0].mixers[0]);
+  EXPECT_EQ(delta.key_heads, 3);
+  EXPECT_EQ(delta.key_dim, 4);
+  EXPECT_EQ(delta.d_conv, 3);
+  EXPECT_NE(std::get<LatentAttention>(plan.blocks[2].mixers[0]).output.bias, kNoId);
+  const auto& moe = std::get<MoeMlp>(plan.blocks[1].mixers[0]);
+  EXPECT_EQ(moe.experts, 8);
+  EXPECT_EQ(moe.top_k, 2);
+  EXPECT_EQ(moe.routing.groups, 4);
+  EXPECT_FALSE(moe.routing.normalize);
+  EXPECT_EQ(std::get<DenseMlp>(plan.blocks[1].mixers[1]).intermediate, 18);
+  EXPECT_EQ(MixerName(plan.blocks[3].mixers[0]), "DenseMlp");
+  EXPECT_EQ(MixerName(plan.blocks[5].mixers[0]), "MoeMlp");
+}
+
+TEST(KimiLinear, MissingFieldsAreTheReferencesDefaults) {
+  Json config = TransformersConfig();
+  for (const char* key : {"layer_types", "mlp_layer_types", "linear_num_heads", "linear_head_dim",
+                          "linear_conv_kernel_dim", "n_shared_experts", "norm_topk_prob", "n_group",
+                          "topk_group", "routed_scaling_factor"}) {
+    config.erase(key);
+  }
+  config["num_hidden_layers"] = 9;
+  const Plan plan = BuildPlan(config);
+  ASSERT_EQ(plan.blocks.size(), 18u);
+  for (size_t layer = 0; layer < 9; ++layer) {
+    EXPECT_EQ(MixerName(plan.blocks[2 * layer].mixers[0]),
+              layer == 4 || layer == 8 ? "LatentAttention" : "GatedDelta");
+    EXPECT_EQ(MixerName(plan.blocks[2 * layer + 1].mixers[0]), layer == 0 ? "DenseMlp" : "MoeMlp");
+  }
+  const auto& delta = std::get<GatedDelta>(plan.blocks[0].mixers[0]);
+  EXPECT_EQ(delta.key_heads, 32);
+  EXPECT_EQ(delta.key_dim, 128);
+  EXPECT_EQ(delta.d_conv, 4);
+  const auto& moe = std::get<MoeMlp>(plan.blocks[3].mixers[0]);
+  EXPECT_EQ(moe.routing.groups, 1);
+  EXPECT_TRUE(moe.routing.normalize);
+  EXPECT_FLOAT_EQ(moe.routing.scale, 2.446f);
+  EXPECT_EQ(std::get<DenseMlp>(plan.blocks[3].mixers[1]).intermediate, 9);
+}
+
+// The original code and mlx-lm do not normalise the weight of a single expert, transformers does.
+TEST(KimiLinear, ASingleExpertIsNormalisedAsTheWriterOfTheConfigDoes) {
+  const auto normalizes = [](const Json& config) {
+    return std::get<MoeMlp>(BuildPlan(config).blocks[5].mixers[0]).routing.normalize;
+  };
+  EXPECT_FALSE(normalizes(With(Config(), "num_experts_per_token", "1")));
+  const Json single = With(TransformersConfig(), "num_experts_per_tok", "1");
+  EXPECT_TRUE(normalizes(With(single, "norm_topk_prob", "true")));
+  EXPECT_FALSE(normalizes(single));
+}
+
+TEST(KimiLinear, FieldsThatContradictEachOtherAreRefused) {
+  ExpectRefused(Config(), "num_local_experts", "4", "num_local_experts is 4, but num_experts is 8");
+  ExpectRefused(Config(), "n_routed_experts", "4", "n_routed_experts is 4");
+  ExpectRefused(Config(), "num_experts_per_tok", "1", "num_experts_per_tok is 1");
+  ExpectRefused(Config(), "n_shared_experts", "1", "n_shared_experts is 1");
+  ExpectRefused(Config(), "n_group", "2", "n_group is 2");
+  ExpectRefused(Config(), "norm_topk_prob", "false", "norm_topk_prob is false");
+  ExpectRefused(Config(), "linear_head_dim", "8", "linear_head_dim is 8");
+  ExpectRefused(Config(), "linear_num_heads", "4", "linear_num_heads is 4");
+  ExpectRefused(Config(), "linear_conv_kernel_dim", "4", "linear_conv_kernel_dim is 4");
+  ExpectRefused(Config(), "layer_types",
+                R"(["full_attention", "linear_attention", "linear_attention"])", "layer_types");
+  ExpectRefused(Config(), "mlp_layer_types", R"(["sparse", "dense", "sparse"])", "mlp_layer_types");
+  EXPECT_EQ(BuildError(With(Config(), "mlp_layer_types", R"(["dense", "sparse", "sparse"])")), "");
+  ExpectRefused(TransformersConfig(), "mlp_layer_types", R"(["dense", "moe", "sparse"])",
+                "\"moe\"");
+  ExpectRefused(TransformersConfig(), "mlp_layer_types", R"(["dense"])", "mlp_layer_types has 1");
+  ExpectRefused(Config(), "use_grouped_topk", "false", "use_grouped_topk is false");
+}
+
 TEST(KimiLinear, UnimplementedAndAbsurdValuesAreRefused) {
   ExpectRefused(Config(), "mla_use_nope", "false", "mla_use_nope is false");
   ExpectRefused(Config(), "moe_router_activation_func", "\"tanh\"", "moe_router_activation_func");
   ExpectRefused(Config(), "topk_method", "\"greedy\"", "topk_method");
   ExpectRefused(Config(), "num_expert_group", "3", "num_expert_group");
-  ExpectRefused(Config(), "linear_attn_config", "null", "linear_attn_config");
+  ExpectRefused(Config(), "linear_attn_config", "3", "linear_attn_config");
   const auto layers = [](const char* attention, const char* delta) {
     Json config = Config();
     config["linear_attn_config"]["full_attn_layers"] = ParseJson(attention, "test");
@@ -97,6 +188,8 @@ TEST(KimiLinear, UnimplementedAndAbsurdValuesAreRefused) {
       Config(), {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                  "vocab_size", "kv_lora_rank", "num_experts", "num_experts_per_token",
                  "moe_intermediate_size", "moe_layer_freq"});
+  ExpectAbsurdSizesRefused(TransformersConfig(), {"linear_num_heads", "linear_head_dim",
+                                                  "linear_conv_kernel_dim", "num_local_experts"});
 }
 
 TEST(KimiLinear, ClaimsEveryTensorOfTheConformanceCase) {
