@@ -40,7 +40,7 @@ std::vector<bool> ReadLayers(const JsonObject& config, int64_t layers) {
 // The original configs call rope_theta theta.
 Rope ReadLfm2Rope(const JsonObject& config, int64_t head_dim) {
   const double theta = config.Number({"theta"}, kDefaultTheta);
-  const Rope rope = ReadRope(config, head_dim, 1.0, theta);
+  const Rope rope = ReadRope(config, head_dim, std::nullopt, theta);
   if (config.Has("theta") && rope.theta != theta) {
     Fail(config.where(), ": the field theta is ", theta, ", but rope_theta is ", rope.theta, ".");
   }

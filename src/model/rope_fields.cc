@@ -183,8 +183,9 @@ double YarnMagnitude(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }
 
-Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial_factor,
-              double default_theta, bool knows_alpha) {
+Rope ReadRope(const JsonObject& config, int64_t head_dim,
+              std::optional<double> default_partial_factor, double default_theta,
+              bool knows_alpha) {
   RequireOneRope(config);
   // Newer files put everything into rope_parameters, older ones split it.
   const std::optional<JsonObject> nested = ScalingObject(config);
@@ -195,7 +196,11 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial
   Rope rope;
   rope.theta = ReadPositive(theta_source, {"rope_theta"}, default_theta);
   const double partial =
-      ReadPositive(partial_source, {"partial_rotary_factor"}, default_partial_factor);
+      ReadPositive(partial_source, {"partial_rotary_factor"}, default_partial_factor.value_or(1));
+  if (!default_partial_factor && partial != 1) {
+    Fail(partial_source.where(), ": the field partial_rotary_factor is ", partial,
+         "; only 1 is implemented for this family.");
+  }
   if (partial > 1) {
     Fail(partial_source.where(), ": the field partial_rotary_factor is ", partial, ", above 1.");
   }
@@ -236,6 +241,40 @@ Rope ReadRope(const JsonObject& config, int64_t head_dim, double default_partial
          "\" gives a rotary frequency that is not finite.");
   }
   return rope;
+}
+
+void RequireRopesOfLayerTypes(const JsonObject& config,
+                              std::initializer_list<std::string_view> layer_types) {
+  const std::optional<JsonObject> all = config.Object({"rope_parameters"});
+  std::string known;
+  std::vector<JsonObject> stated;
+  for (const std::string_view type : layer_types) {
+    known += Concat(known.empty() ? "" : ", ", "\"", type, "\"");
+    const std::optional<JsonObject> own = all ? all->Object({type}) : std::nullopt;
+    if (own) stated.push_back(*own);
+  }
+  const auto refuse = [&](const JsonObject& from, std::string_view name, const Json& value) {
+    Fail(from.where(), ": the field ", name, " is ", value.dump(),
+         "; this family has a rotary embedding for each type of layer, in rope_parameters: ", known,
+         ".");
+  };
+  const Json* scaling = config.Find({"rope_scaling"});
+  // Some writers say false where others say null.
+  if (scaling != nullptr && *scaling != false) refuse(config, "rope_scaling", *scaling);
+  for (const char* name : {"rope_theta", "partial_rotary_factor"}) {
+    const Json* value = config.Find({name});
+    const bool unused =
+        !stated.empty() && std::all_of(stated.begin(), stated.end(),
+                                       [&](const JsonObject& own) { return own.Has(name); });
+    if (value != nullptr && !unused) refuse(config, name, *value);
+  }
+  if (!all) return;
+  for (const auto& [name, value] : all->value().items()) {
+    const bool of_type =
+        std::find(layer_types.begin(), layer_types.end(), name) != layer_types.end();
+    const bool plain = (name == "rope_type" || name == "type") && value == "default";
+    if (!of_type && !plain && !value.is_null()) refuse(*all, name, value);
+  }
 }
 
 int64_t ReadMaxPositions(const JsonObject& config, int64_t default_positions) {

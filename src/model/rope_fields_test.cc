@@ -11,7 +11,7 @@ namespace {
 
 Rope RopeOf(const std::string& text, int64_t head_dim = 8) {
   const Json config = ParseJson(text, "config.json");
-  return ReadRope(JsonObject(config, "config.json"), head_dim);
+  return ReadRope(JsonObject(config, "config.json"), head_dim, /*default_partial_factor=*/1.0);
 }
 // The message of the Error that reading gives; "" without one.
 std::string RopeError(const std::string& text, int64_t head_dim = 8) {
@@ -229,6 +229,54 @@ TEST(RopeFields, DamagedScalingsAreRefused) {
   EXPECT_THROW(MaxPositionsOf(R"({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn",
       "factor": 1e30}})"),
                Error);
+}
+
+TEST(RopeFields, HeadsTurnWholeWhereTheFamilyHasNoPart) {
+  const auto read = [](const char* text) {
+    const Json config = ParseJson(text, "config.json");
+    return ReadRope(JsonObject(config, "config.json"), 8).rotary_dim;
+  };
+  EXPECT_EQ(read("{}"), 8);
+  EXPECT_EQ(read(R"({"partial_rotary_factor": 1.0})"), 8);
+  for (const char* part : {R"({"partial_rotary_factor": 0.5})",
+                           R"({"rope_parameters": {"partial_rotary_factor": 0.5}})"}) {
+    try {
+      read(part);
+      ADD_FAILURE() << part << " was accepted";
+    } catch (const Error& error) {
+      ExpectNames(error.what(), "partial_rotary_factor is 0.5; only 1 is implemented");
+    }
+  }
+}
+
+TEST(RopeFields, RopesOfLayerTypesAndNothingForAllLayers) {
+  const auto error_of = [](const char* text) -> std::string {
+    const Json config = ParseJson(text, "config.json");
+    try {
+      RequireRopesOfLayerTypes(JsonObject(config, "config.json"), {"near", "far"});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  for (const char* fine :
+       {"{}", R"({"rope_scaling": null, "rope_parameters": null})", R"({"rope_scaling": false})",
+        R"({"rope_parameters": {"near": {"rope_theta": 5}, "far": null, "rope_type": "default"}})",
+        R"({"rope_theta": 5, "rope_parameters": {"near": {"rope_theta": 7}}})"}) {
+    EXPECT_EQ(error_of(fine), "") << fine;
+  }
+  ExpectNames(error_of(R"({"rope_theta": 5})"), "config.json: the field rope_theta is 5");
+  ExpectNames(error_of(R"({"rope_theta": 5, "rope_parameters": {"near": {"rope_theta": 7},
+                           "far": {}}})"),
+              "config.json: the field rope_theta is 5");
+  ExpectNames(error_of(R"({"partial_rotary_factor": 0.5})"), "partial_rotary_factor is 0.5");
+  ExpectNames(error_of(R"({"rope_scaling": {"type": "linear"}})"), "rope_scaling is {");
+  ExpectNames(error_of(R"({"rope_parameters": {"near": {}, "factor": 2}})"),
+              "rope_parameters: the field factor is 2");
+  ExpectNames(error_of(R"({"rope_parameters": {"rope_type": "yarn"}})"), "rope_type is \"yarn\"");
+  ExpectNames(error_of(R"({"rope_parameters": {"middle": {}}})"), "the field middle is {}");
+  ExpectNames(error_of(R"({"rope_parameters": {"rope_theta": 5}})"),
+              "in rope_parameters: \"near\"");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // the first half of each head. Hugging Face and MLX files use the same names.
 #include <cmath>
 
+#include "core/error.h"
 #include "model/config_parts.h"
 #include "model/family_fields.h"
 
@@ -33,6 +34,12 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
 
   Attention attention = ReadAttentionSizes(config, plan.hidden);
   attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
+  // The reference has half of each head turn, unless rope_parameters says otherwise: it puts that
+  // in place of the config's own partial_rotary_factor.
+  if (config.Number({"partial_rotary_factor"}, 0.5) != 0.5) {
+    Fail(config.where(), ": the field partial_rotary_factor is ",
+         config.Number({"partial_rotary_factor"}), "; only 0.5 is implemented for this family.");
+  }
   attention.rope = ReadRope(config, attention.head_dim, 0.5);
   // The first files state the turned part of each head itself.
   RequireInt(config, "attn_rotary_emb", attention.rope->rotary_dim);

@@ -46,6 +46,15 @@ TEST(Bamba, AbsurdValuesAreRefused) {
   ExpectRefused(Config(), "attn_rotary_emb", "4", "attn_rotary_emb");
 }
 
+// The reference puts 0.5 in place of what the config says, but heeds rope_parameters.
+TEST(Bamba, HalfOfEachHeadTurns) {
+  ExpectRefused(Config(), "partial_rotary_factor", "1.0", "partial_rotary_factor is 1; only 0.5");
+  EXPECT_EQ(BuildError(With(Config(), "partial_rotary_factor", "0.5")), "");
+  const Plan plan = BuildPlan(
+      With(Config(), "rope_parameters", R"({"rope_theta": 5000, "partial_rotary_factor": 1.0})"));
+  EXPECT_EQ(std::get<Attention>(plan.blocks[2].mixers[0]).rope->rotary_dim, 4);
+}
+
 TEST(Bamba, ClaimsEveryTensorOfTheConformanceCase) {
   ADDER_SKIP_WITHOUT("conformance");
   CheckConformanceCase("models/bamba");

@@ -71,15 +71,15 @@ Rope ReadLayerRope(const JsonObject& config, const char* type, int64_t head_dim,
   // What is left out of a stated object is not what a missing object means.
   const std::string scaling =
       parameters.String({"rope_type", "type"}, own ? "default" : default_scaling);
-  const double partial = own ? 1.0 : default_partial;
   if (scaling == "default") {
-    return ReadRope(parameters, head_dim, partial, default_theta);
+    return ReadRope(parameters, head_dim, std::nullopt, default_theta);
   }
   if (scaling != "proportional") {
     Fail(parameters.where(), ": the rope_type \"", scaling,
          "\" is not implemented for this family; \"default\" and \"proportional\" are.");
   }
-  const double turned = ReadScale(parameters, {"partial_rotary_factor"}, partial);
+  const double turned =
+      ReadScale(parameters, {"partial_rotary_factor"}, own ? 1.0 : default_partial);
   // Written so that NaN fails.
   if (!(turned > 0 && turned <= 1)) {
     Fail(parameters.where(), ": the field partial_rotary_factor is ", turned,
@@ -180,6 +180,7 @@ Sizes ReadSizes(const JsonObject& config, int64_t hidden) {
   }
   RequireBool(config, "attention_bias", false);
 
+  RequireRopesOfLayerTypes(config, {"sliding_attention", "full_attention"});
   ReadAttentionKinds(config, hidden, sizes);
   sizes.full.rope =
       ReadLayerRope(config, "full_attention", sizes.full.head_dim, 1e6, "proportional", 0.25);

@@ -190,6 +190,30 @@ TEST(Gemma4, AbsurdValuesAreRefused) {
   }
 }
 
+// No implementation reads them.
+TEST(Gemma4, RotaryFieldsForAllLayersAreRefused) {
+  ExpectRefused(Config(), "rope_parameters", R"({"rope_type": "linear", "factor": 8})",
+                "rope_type");
+  for (const char* field : {"factor", "rope_theta", "partial_rotary_factor"}) {
+    Json config = Config();
+    config["rope_parameters"][field] = 0.5;
+    EXPECT_NE(BuildError(config).find(std::string("the field ") + field + " is 0.5"),
+              std::string::npos);
+  }
+  ExpectRefused(Config(), "rope_scaling", R"({"rope_type": "linear", "factor": 8})",
+                "rope_scaling");
+  ExpectRefused(Without(Config(), "rope_parameters"), "rope_theta", "500", "rope_theta is 500");
+  ExpectRefused(Config(), "partial_rotary_factor", "0.5", "partial_rotary_factor is 0.5");
+  // Here every layer type has its own.
+  EXPECT_EQ(AttentionOf(BuildPlan(With(Config(), "rope_theta", "500")), 0).rope->theta, 5000.0);
+}
+
+TEST(Gemma4, APartOfTheWindowedHeadsIsRefused) {
+  Json config = Config();
+  config["rope_parameters"]["sliding_attention"]["partial_rotary_factor"] = 0.5;
+  EXPECT_NE(BuildError(config).find("partial_rotary_factor is 0.5; only 1"), std::string::npos);
+}
+
 TEST(Gemma4, ErrorsNameTheFieldThatIsWrong) {
   // Which heads cannot turn by halves.
   ExpectRefused(Config(), "head_dim", "7", "field head_dim (7)");

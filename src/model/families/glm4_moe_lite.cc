@@ -71,7 +71,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   LatentAttention sizes = ReadLatentAttentionSizes(config);
   config.Int({"qk_rope_head_dim"}, 2, kMaxHeadDim);
   RequireMultiple(config, "qk_rope_head_dim", sizes.rope_dim, "2", 2);
-  sizes.rope = ReadRope(config, sizes.rope_dim);
+  sizes.rope = ReadRope(config, sizes.rope_dim, 1.0);
   sizes.rope->interleaved = config.Bool({"rope_interleave"}, true);
   sizes.scale *= ReadScaleOfScaledRope(config);
 

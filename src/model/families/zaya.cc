@@ -28,24 +28,6 @@ std::vector<bool> ReadWindowLayers(const JsonObject& config, int64_t layers) {
   return windowed;
 }
 
-// rope_parameters may have a rope_type beside the layer types; other fields there would be for all
-// layers, which no implementation reads.
-void CheckRopeFields(const JsonObject& config) {
-  const Json* scaling = config.Find({"rope_scaling"});
-  if (scaling != nullptr && *scaling != false) {
-    Fail(config.where(), ": the field rope_scaling is ", scaling->dump(),
-         "; only null is implemented for this family.");
-  }
-  const std::optional<JsonObject> all = config.Object({"rope_parameters"});
-  if (!all) return;
-  RequireString(*all, "rope_type", "default");
-  for (const auto& [name, value] : all->value().items()) {
-    if (name == "rope_type" || name == "hybrid" || name == "hybrid_sliding") continue;
-    Fail(all->where(), ": the field ", name, " is ", value.dump(),
-         "; this family has rotary embeddings of \"hybrid\" and of \"hybrid_sliding\" layers.");
-  }
-}
-
 // The rotary embedding of one layer type.
 Rope ReadLayerRope(const JsonObject& config, const char* type, int64_t head_dim,
                    double default_theta) {
@@ -202,7 +184,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const std::vector<bool> windowed = ReadWindowLayers(config, layers);
   const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-5);
   const Experts experts = ReadExperts(config, layers);
-  CheckRopeFields(config);
+  RequireRopesOfLayerTypes(config, {"hybrid", "hybrid_sliding"});
   Attention full = ReadAttention(config, plan.hidden);
   Attention window = full;
   full.rope = ReadLayerRope(config, "hybrid", full.head_dim, 5e6);

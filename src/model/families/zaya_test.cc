@@ -103,6 +103,7 @@ TEST(Zaya, AbsurdValuesAreRefused) {
   ExpectRefused(Config(), "rope_parameters", R"({"rope_type": "yarn"})", "rope_type");
   ExpectRefused(Config(), "rope_parameters", R"({"rope_theta": 500})", "rope_theta is 500");
   ExpectRefused(Config(), "rope_scaling", R"({"type": "linear", "factor": 2})", "rope_scaling");
+  ExpectRefused(Without(Config(), "rope_parameters"), "rope_theta", "500", "rope_theta is 500");
 }
 
 TEST(Zaya, RopeTypeBesideTheLayerTypes) {
