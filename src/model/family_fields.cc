@@ -1,5 +1,6 @@
 #include "model/family_fields.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <tuple>
@@ -396,6 +397,51 @@ Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden,
   return attention;
 }
 
+std::vector<bool> ReadSlidingLayers(const JsonObject& config, int64_t layers) {
+  std::vector<bool> sliding;
+  if (!config.Has("layer_types")) return std::vector<bool>(static_cast<size_t>(layers), false);
+  for (const std::string& type : config.Strings({"layer_types"})) {
+    if (type != "full_attention" && type != "sliding_attention") {
+      Fail(config.where(), ": the field layer_types has the entry \"", type,
+           "\"; \"full_attention\" and \"sliding_attention\" are known.");
+    }
+    sliding.push_back(type == "sliding_attention");
+  }
+  if (static_cast<int64_t>(sliding.size()) != layers) {
+    Fail(config.where(), ": the field layer_types has ", sliding.size(),
+         " entries, but the model has ", layers, " layers.");
+  }
+  return sliding;
+}
+
+std::vector<int64_t> ReadWindows(const JsonObject& config, int64_t layers, int64_t max_positions) {
+  const std::vector<bool> sliding = ReadSlidingLayers(config, layers);
+  const bool any = std::find(sliding.begin(), sliding.end(), true) != sliding.end();
+  if (!any) RequireBool(config, "use_sliding_window", false);
+  if (any && !config.Bool({"use_sliding_window"}, true)) {
+    Fail(config.where(),
+         ": the field use_sliding_window is false, but layer_types has \"sliding_attention\" "
+         "layers.");
+  }
+  // Switched off by name, a window may be any.
+  if (!any && !config.Has("layer_types") && !config.Has("use_sliding_window") &&
+      config.Has("sliding_window") && ReadSize(config, {"sliding_window"}) < max_positions) {
+    Fail(config.where(), ": the field sliding_window is ", ReadSize(config, {"sliding_window"}),
+         ", but no layer_types say which layers attend in that window.");
+  }
+  std::vector<int64_t> windows;
+  for (const bool slides : sliding) {
+    windows.push_back(slides ? ReadSize(config, {"sliding_window"}) : 0);
+  }
+  return windows;
+}
+
+int64_t ReadSwitchedWindow(const JsonObject& config) {
+  if (!config.Bool({"use_sliding_window"}, false)) return 0;
+  if (config.value().contains("sliding_window") && !config.Has("sliding_window")) return 0;
+  return ReadSize(config, {"sliding_window"}, 4096);
+}
+
 HunyuanAttention ReadHunyuanAttention(const JsonObject& config, int64_t hidden) {
   // Options of the original code, which no published model uses.
   RequireBool(config, "use_cla", false);
@@ -412,7 +458,8 @@ HunyuanAttention ReadHunyuanAttention(const JsonObject& config, int64_t hidden) 
          hunyuan.sizes.head_dim, ".");
   }
   hunyuan.sizes.scale = 1.0f / std::sqrt(static_cast<float>(hunyuan.sizes.head_dim));
-  hunyuan.sizes.rope = ReadRope(config, hunyuan.sizes.head_dim, 1.0, 10000.0, /*knows_alpha=*/true);
+  hunyuan.sizes.rope =
+      ReadRope(config, hunyuan.sizes.head_dim, std::nullopt, 10000.0, /*knows_alpha=*/true);
   hunyuan.bias = config.Bool({"attention_bias"}, false);
   hunyuan.head_norms = config.Bool({"use_qk_norm"}, true);
   return hunyuan;

@@ -58,6 +58,20 @@ std::vector<LayerKind> ReadLayerTypes(const JsonObject& config, FieldNames keys,
 Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden,
                              std::optional<int64_t> default_head_dim = std::nullopt);
 
+// Which layers layer_types calls "sliding_attention"; the others are "full_attention". Without the
+// field: none.
+std::vector<bool> ReadSlidingLayers(const JsonObject& config, int64_t layers);
+
+// The window of each layer's attention, 0 without one, where layer_types alone decides on it:
+// sliding_window in its "sliding_attention" layers. Throws Error when use_sliding_window says
+// otherwise, or where without layer_types a sliding_window is smaller than `max_positions`:
+// implementations differ in whether they heed it.
+std::vector<int64_t> ReadWindows(const JsonObject& config, int64_t layers, int64_t max_positions);
+
+// sliding_window, by default 4096, where use_sliding_window is true; else, and for a stated null,
+// 0.
+int64_t ReadSwitchedWindow(const JsonObject& config);
+
 // The sizes of Mamba-2 layers as hybrid models name them: mamba_n_heads, mamba_d_head (a number, or
 // "auto" for inner / heads, inner being mamba_d_ssm or mamba_expand x hidden), mamba_d_state,
 // mamba_n_groups, mamba_d_conv, mamba_chunk_size and time_step_limit. Weights are left to the

@@ -1,9 +1,20 @@
 // Granite 3: Llama's layers with four multipliers (embedding, attention, residual, logits).
 // Hugging Face and MLX files use the same names.
+#include "core/error.h"
 #include "model/family_fields.h"
 
 namespace adder {
 namespace {
+
+// No implementation of this family has windows, whatever the config says.
+void RequireNoWindows(const JsonObject& config, int64_t layers, int64_t max_positions) {
+  for (const int64_t window : ReadWindows(config, layers, max_positions)) {
+    if (window == 0) continue;
+    Fail(config.where(),
+         ": the field layer_types has \"sliding_attention\" layers; only \"full_attention\" is "
+         "implemented for this family.");
+  }
+}
 
 Plan Build(const JsonObject& config, const TensorNames& names) {
   Plan plan;
@@ -24,6 +35,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   Attention attention = ReadAttentionSizes(config, plan.hidden);
   attention.scale = ReadScale(config, {"attention_multiplier"}, 1.0);
   attention.rope = ReadRope(config, attention.head_dim);
+  RequireNoWindows(config, layers, plan.max_positions);
 
   const bool tied = ReadTied(config, {"tie_word_embeddings"}, names, "lm_head.weight");
   AddEmbeddingAndHead(plan, "model.embed_tokens", "model.norm", "lm_head", tied, eps);

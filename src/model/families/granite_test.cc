@@ -44,6 +44,15 @@ TEST(Granite, MissingMultipliersAreOne) {
   EXPECT_EQ(std::get<Attention>(plan.blocks[0].mixers[0]).scale, 1.0f);
 }
 
+TEST(Granite, WindowsAreRefused) {
+  ExpectRefused(With(Config(), "sliding_window", "64"), "layer_types",
+                R"(["full_attention", "sliding_attention"])", "\"sliding_attention\" layers");
+  ExpectRefused(Config(), "sliding_window", "64", "sliding_window is 64");
+  ExpectRefused(Config(), "use_sliding_window", "true", "use_sliding_window is true");
+  EXPECT_EQ(BuildError(With(Config(), "layer_types", R"(["full_attention", "full_attention"])")),
+            "");
+}
+
 TEST(Granite, AbsurdValuesAreRefused) {
   ExpectAbsurdSizesRefused(Config(), {"hidden_size", "intermediate_size", "num_hidden_layers",
                                       "num_attention_heads", "num_key_value_heads", "vocab_size"});

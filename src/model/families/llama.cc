@@ -25,11 +25,14 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   Attention attention = ReadAttentionSizes(config, plan.hidden);
   attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
   attention.rope = ReadRope(config, attention.head_dim);
+  // Of files for mlx-lm; transformers has no windows in this family.
+  const std::vector<int64_t> windows = ReadWindows(config, layers, plan.max_positions);
 
   const bool tied = ReadTied(config, {"tie_word_embeddings"}, names, "lm_head.weight");
   AddEmbeddingAndHead(plan, "model.embed_tokens", "model.norm", "lm_head", tied, eps);
   for (int64_t layer = 0; layer < layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer);
+    attention.window = windows[static_cast<size_t>(layer)];
     plan.blocks.push_back(
         MakeBlock(plan, layer, prefix + ".input_layernorm", eps,
                   {AddAttention(plan, prefix + ".self_attn", attention, attention_bias)}, 1));

@@ -76,6 +76,40 @@ TEST(Llama, ScalingsOfTheRotation) {
   EXPECT_EQ(plan.max_positions, 1024);
 }
 
+TEST(Llama, LayersWithAWindow) {
+  const Json config = With(Config(), "layer_types", R"(["sliding_attention", "full_attention"])");
+  const Plan plan = BuildPlan(With(config, "sliding_window", "64"));
+  EXPECT_EQ(std::get<Attention>(plan.blocks[0].mixers[0]).window, 64);
+  EXPECT_EQ(std::get<Attention>(plan.blocks[2].mixers[0]).window, 0);
+  EXPECT_NE(BuildError(config).find("sliding_window"), std::string::npos);
+  ExpectRefused(With(config, "sliding_window", "64"), "use_sliding_window", "false",
+                "use_sliding_window is false");
+  ExpectRefused(Config(), "layer_types", R"(["full_attention"])", "layer_types has 1 entries");
+  ExpectRefused(Config(), "layer_types", R"(["full_attention", "chunked_attention"])",
+                "\"chunked_attention\"");
+  // A window without layers: one that is off or never filled is none.
+  ExpectRefused(Config(), "sliding_window", "64", "sliding_window is 64");
+  ExpectRefused(Config(), "use_sliding_window", "true", "use_sliding_window is true");
+  for (const Json& full :
+       {With(Config(), "sliding_window", "512"),
+        With(With(Config(), "sliding_window", "64"), "use_sliding_window", "false"),
+        With(With(Config(), "sliding_window", "64"), "layer_types",
+             R"(["full_attention", "full_attention"])")}) {
+    EXPECT_EQ(AttentionOf(BuildPlan(full)).window, 0);
+  }
+}
+
+// transformers ignores the field, and mlx-lm does.
+TEST(Llama, APartOfTheHeadsIsRefused) {
+  ExpectRefused(Config(), "partial_rotary_factor", "0.5",
+                "partial_rotary_factor is 0.5; only 1 is implemented");
+  ExpectRefused(Config(), "rope_parameters",
+                R"({"rope_theta": 5000, "partial_rotary_factor": 0.5})",
+                "partial_rotary_factor is 0.5; only 1 is implemented");
+  EXPECT_EQ(AttentionOf(BuildPlan(With(Config(), "partial_rotary_factor", "1.0"))).rope->rotary_dim,
+            4);
+}
+
 TEST(Llama, AbsurdValuesAreRefused) {
   ExpectAbsurdSizesRefused(
       Config(), {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

@@ -36,7 +36,7 @@ std::vector<LayerKind> ReadLayerKinds(const JsonObject& config, int64_t layers) 
 // How many positions each attention layer sees: those outside of full_attention_idx the last
 // attention_window_size before a token and the token itself. 0: all, also where a model ends before
 // its window would slide.
-std::vector<int64_t> ReadWindows(const JsonObject& config, int64_t layers, int64_t positions) {
+std::vector<int64_t> ReadPlamoWindows(const JsonObject& config, int64_t layers, int64_t positions) {
   const int64_t before = config.Int({"attention_window_size"}, 1, int64_t{1} << 40, 2048);
   std::vector<int64_t> windows;
   for (const bool full : ReadListedLayers(config, "full_attention_idx", layers)) {
@@ -161,7 +161,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const int64_t layers = ReadLayerCount(config, {"num_hidden_layers"});
   const std::vector<LayerKind> kinds = ReadLayerKinds(config, layers);
   plan.max_positions = config.Int({"max_position_embeddings"}, 1, int64_t{1} << 40, 2048);
-  const std::vector<int64_t> windows = ReadWindows(config, layers, plan.max_positions);
+  const std::vector<int64_t> windows = ReadPlamoWindows(config, layers, plan.max_positions);
   const int64_t intermediate = ReadSize(config, {"intermediate_size"});
   const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);
   if (config.Has("n_expert")) {

@@ -10,6 +10,20 @@
 namespace adder {
 namespace {
 
+// The window of attention in all layers, 0 without one.
+int64_t ReadWindow(const JsonObject& config, int64_t layers) {
+  const int64_t window = ReadSwitchedWindow(config);
+  // Implementations of different years differ in whether the first layers lack the window.
+  if (window > 0) RequireInt(config, "max_window_layers", 0);
+  for (const bool slides : ReadSlidingLayers(config, layers)) {
+    if (!config.Has("layer_types") || slides == (window > 0)) continue;
+    Fail(config.where(), ": the field layer_types has a \"",
+         slides ? "sliding_attention" : "full_attention", "\" layer, but use_sliding_window ",
+         window > 0 ? "gives all layers a window." : "gives no layer a window.");
+  }
+  return window;
+}
+
 Plan Build(const JsonObject& config, const TensorNames& names) {
   Plan plan;
   plan.family = "qwen3_moe";
@@ -20,7 +34,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const float eps = ReadEps(config, {"rms_norm_eps"}, 1e-6);
   const Activation activation = ReadActivation(config, {"hidden_act"});
   const bool attention_bias = config.Bool({"attention_bias"}, false);
-  RequireBool(config, "use_sliding_window", false);
+  const int64_t window = ReadWindow(config, layers);
 
   const std::vector<bool> sparse = ReadExpertLayers(config, layers);
   const bool any_dense = std::find(sparse.begin(), sparse.end(), false) != sparse.end();
@@ -35,6 +49,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   Attention sizes = ReadAttentionSizes(config, plan.hidden);
   sizes.scale = 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));
   sizes.rope = ReadRope(config, sizes.head_dim);
+  sizes.window = window;
 
   const bool tied = ReadTied(config, {"tie_word_embeddings"}, names, "lm_head.weight");
   AddEmbeddingAndHead(plan, "model.embed_tokens", "model.norm", "lm_head", tied, eps);

@@ -40,6 +40,23 @@ TEST(Qwen3Moe, PlanFollowsTheConfig) {
   EXPECT_TRUE(IsSparse(stepped, 1));
 }
 
+TEST(Qwen3Moe, AWindowIsOfAllLayers) {
+  const auto window = [](const Json& config, size_t layer) {
+    return std::get<Attention>(BuildPlan(config).blocks[2 * layer].mixers[0]).window;
+  };
+  const Json on = With(With(Config(), "use_sliding_window", "true"), "sliding_window", "64");
+  EXPECT_EQ(window(on, 0), 64);
+  EXPECT_EQ(window(on, 3), 64);
+  EXPECT_EQ(window(Without(on, "sliding_window"), 0), 4096);
+  EXPECT_EQ(window(With(on, "sliding_window", "null"), 0), 0);
+  EXPECT_EQ(window(With(With(on, "use_sliding_window", "false"), "max_window_layers", "4"), 0), 0);
+  ExpectRefused(on, "max_window_layers", "2", "max_window_layers is 2");
+  const char* const kMixed =
+      R"(["full_attention", "sliding_attention", "full_attention", "full_attention"])";
+  ExpectRefused(on, "layer_types", kMixed, "a \"full_attention\" layer");
+  ExpectRefused(Config(), "layer_types", kMixed, "a \"sliding_attention\" layer");
+}
+
 TEST(Qwen3Moe, WeightsAreNormalisedOnlyWhenTheConfigSaysSo) {
   const Plan plan = BuildPlan(Without(Config(), "norm_topk_prob"));
   EXPECT_FALSE(std::get<MoeMlp>(plan.blocks[1].mixers[0]).routing.normalize);

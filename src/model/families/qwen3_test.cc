@@ -34,8 +34,32 @@ TEST(Qwen3, PlanFollowsTheConfig) {
       128);
 }
 
+TEST(Qwen3, LayersWithAWindow) {
+  const auto windows = [](const Json& config) {
+    const Plan plan = BuildPlan(config);
+    return std::vector<int64_t>{std::get<Attention>(plan.blocks[0].mixers[0]).window,
+                                std::get<Attention>(plan.blocks[2].mixers[0]).window};
+  };
+  using Windows = std::vector<int64_t>;
+  const Json on = With(With(Config(), "use_sliding_window", "true"), "sliding_window", "64");
+  EXPECT_EQ(windows(With(on, "max_window_layers", "1")), (Windows{0, 64}));
+  EXPECT_EQ(windows(With(on, "max_window_layers", "0")), (Windows{64, 64}));
+  EXPECT_EQ(windows(on), (Windows{0, 0}));  // from the 28th layer on
+  EXPECT_EQ(windows(With(on, "layer_types", R"(["sliding_attention", "full_attention"])")),
+            (Windows{64, 0}));
+  EXPECT_EQ(windows(With(Without(on, "sliding_window"), "max_window_layers", "1")),
+            (Windows{0, 4096}));
+  const Json none = With(With(on, "sliding_window", "null"), "max_window_layers", "0");
+  EXPECT_EQ(windows(none), (Windows{0, 0}));
+  EXPECT_EQ(windows(With(With(on, "use_sliding_window", "false"), "max_window_layers", "0")),
+            (Windows{0, 0}));
+  ExpectRefused(none, "layer_types", R"(["sliding_attention", "full_attention"])",
+                "sliding_window is null");
+  ExpectRefused(on, "max_window_layers", "-1", "max_window_layers");
+  ExpectRefused(on, "sliding_window", "0", "sliding_window");
+}
+
 TEST(Qwen3, UnimplementedAndAbsurdValuesAreRefused) {
-  ExpectRefused(Config(), "use_sliding_window", "true", "use_sliding_window is true");
   ExpectRefused(Config(), "layer_types", R"(["full_attention"])", "layer_types");
   ExpectRefused(Config(), "layer_types", R"(["full_attention", "sliding_attention"])",
                 "sliding_attention");
