@@ -21,16 +21,25 @@ std::vector<LayerKind> ReadKinds(const JsonObject& config, int64_t layers) {
   for (int64_t layer = 0; layer < layers; ++layer) {
     kinds.push_back(layer % 4 == 3 ? LayerKind::kAttention : LayerKind::kMamba);
   }
+  // A model has attention, however few its layers.
+  if (layers < 4) kinds.back() = LayerKind::kAttention;
   return kinds;
 }
 
-GatedDelta ReadDelta(const JsonObject& config) {
+GatedDelta ReadDelta(const JsonObject& config, int64_t hidden) {
   GatedDelta delta;
-  delta.key_heads = ReadSize(config, {"linear_num_key_heads"});
-  delta.value_heads = ReadSize(config, {"linear_num_value_heads"}, delta.key_heads);
+  const int64_t attention_heads = ReadSize(config, {"num_attention_heads"});
+  delta.key_heads = ReadSize(config, {"linear_num_key_heads"}, attention_heads);
+  delta.value_heads = ReadSize(config, {"linear_num_value_heads"}, attention_heads);
   RequireMultiple(config, "linear_num_value_heads", delta.value_heads, "linear_num_key_heads",
                   delta.key_heads);
-  delta.key_dim = ReadSize(config, {"linear_key_head_dim"});
+  // Three quarters of the hidden size are shared out among the heads.
+  const int64_t default_key_dim = 3 * hidden / 4 / delta.key_heads;
+  if (!config.Has("linear_key_head_dim") && default_key_dim < 1) {
+    Fail(config.where(), ": without linear_key_head_dim, three quarters of hidden_size (", hidden,
+         ") are too few for the ", delta.key_heads, " key heads.");
+  }
+  delta.key_dim = ReadSize(config, {"linear_key_head_dim"}, default_key_dim);
   delta.value_dim = ReadSize(config, {"linear_value_head_dim"}, 2 * delta.key_dim);
   delta.d_conv = config.Int({"linear_conv_kernel_dim"}, 1, 1024, 4);
   delta.query_scale = 1.0f / std::sqrt(static_cast<float>(delta.key_dim));
@@ -109,7 +118,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const bool attention_bias = config.Bool({"attention_bias"}, false);
   RequireBool(config, "linear_use_gate", true);
   const std::vector<LayerKind> kinds = ReadKinds(config, layers);
-  const GatedDelta delta = ReadDelta(config);
+  const GatedDelta delta = ReadDelta(config, plan.hidden);
   Attention sizes = ReadAttentionSizes(config, plan.hidden);
   sizes.scale = 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));
   sizes.rope = ReadOptionalRope(config, sizes.head_dim);

@@ -70,6 +70,35 @@ TEST(OlmoHybrid, Defaults) {
   EXPECT_FLOAT_EQ(delta.beta_scale, 1);
 }
 
+TEST(OlmoHybrid, HeadsOfTheDeltaRuleByDefault) {
+  Json config = Config();
+  for (const char* key : {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+                          "linear_value_head_dim"}) {
+    config.erase(key);
+  }
+  const auto delta_of = [](const Json& edited) {
+    return std::get<GatedDelta>(BuildPlan(edited).blocks[0].mixers[0]);
+  };
+  const GatedDelta delta = delta_of(config);
+  EXPECT_EQ(delta.key_heads, 6);
+  EXPECT_EQ(delta.value_heads, 6);
+  EXPECT_EQ(delta.key_dim, 3);  // 0.75 x 24 / 6
+  EXPECT_EQ(delta.value_dim, 6);
+  // The value heads are as many as the attention's, not as the key heads.
+  const GatedDelta fewer = delta_of(With(config, "linear_num_key_heads", "2"));
+  EXPECT_EQ(fewer.value_heads, 6);
+  EXPECT_EQ(fewer.key_dim, 9);
+  ExpectRefused(config, "linear_num_key_heads", "19", "linear_num_value_heads");
+  ExpectRefused(With(config, "linear_num_value_heads", "19"), "linear_num_key_heads", "19",
+                "linear_key_head_dim");
+}
+
+TEST(OlmoHybrid, FewLayersHaveAttentionAllTheSame) {
+  const Plan plan = BuildPlan(Without(Config(), "layer_types"));
+  EXPECT_EQ(MixerName(plan.blocks[0].mixers[0]), "GatedDelta");
+  EXPECT_EQ(MixerName(plan.blocks[2].mixers[0]), "Attention");
+}
+
 TEST(OlmoHybrid, UnimplementedAndAbsurdValuesAreRefused) {
   ExpectRefused(Config(), "linear_use_gate", "false", "linear_use_gate is false");
   ExpectRefused(Config(), "hidden_act", "\"gelu\"", "hidden_act");
