@@ -93,6 +93,11 @@ void SetYarn(const JsonObject& config, const JsonObject& parameters, Rope& rope)
   const int64_t trained = ReadTrainedPositions(config, parameters);
   const double stretch = ReadStretch(config, parameters, trained);
   const auto dim = static_cast<double>(rope.rotary_dim);
+  if (rope.theta == 1) {
+    Fail(parameters.where(),
+         ": with a rope_theta of 1 all pairs turn alike, so the rope_type \"yarn\" has none to "
+         "stretch.");
+  }
   // The number of the pair that turns `turns` times, as a real number.
   const auto pair_of = [&](double turns) {
     return dim * std::log(static_cast<double>(trained) / (turns * 2 * std::numbers::pi)) /
