@@ -46,7 +46,7 @@ int64_t BytesOfEach(const PackedMatrix& stack) {
 void CopyDense(const MatrixSegment& segment, DType dtype, std::byte* to, const Stream& stream) {
   constexpr int64_t kBytesAtOnce = 16 << 20;
   const int64_t row_bytes = segment.cols * static_cast<int64_t>(DTypeSize(dtype));
-  const int64_t most = std::clamp<int64_t>(kBytesAtOnce / row_bytes, 1, segment.rows);
+  const int64_t most = std::min(segment.rows, std::max<int64_t>(kBytesAtOnce / row_bytes, 1));
   std::vector<float> numbers(static_cast<size_t>(most * row_bytes) / sizeof(float) + 1);
   for (int64_t row = 0; row < segment.rows; row += most) {
     const int64_t rows = std::min(most, segment.rows - row);
