@@ -234,5 +234,16 @@ TEST(ChooseExpertsTest, OnlyTheBestGroupsAreChosenFrom) {
   EXPECT_NEAR(out[2], SigmoidOf(0.2), 1e-6);
 }
 
+TEST(ChooseExpertsTest, AGroupThatIsLeftOutHasNoExpertsHoweverBadTheOthersAre) {
+  Routing routing;
+  routing.scores = RouterScores::kSigmoid;
+  routing.groups = 2;
+  routing.normalize = false;
+  // Biases make all choice scores negative; the second group is the better one.
+  const std::vector<float> out = Choose(routing, {-2, -2, -1, -1.5}, {1, 1, 1, 1}, 2);
+  EXPECT_EQ(out[2], 2.0f);
+  EXPECT_EQ(out[3], 3.0f);
+}
+
 }  // namespace
 }  // namespace adder

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "cpu/elementwise.h"
@@ -34,7 +35,7 @@ float Exponentials(float* values, int64_t size) {
   return sum;
 }
 
-// Sets the choice scores outside of the best groups to 0.
+// Makes the choice scores outside of the best groups the least.
 void KeepBestGroups(const Routing& routing, int64_t experts, float* choice) {
   const int64_t size = experts / routing.groups;
   std::vector<float> sums;
@@ -55,7 +56,9 @@ void KeepBestGroups(const Routing& routing, int64_t experts, float* choice) {
   PickLargest(sums.data(), routing.groups, routing.top_groups, kept.data());
   for (int64_t e = 0; e < experts; ++e) {
     const auto group = static_cast<float>(e / size);
-    if (std::find(kept.begin(), kept.end(), group) == kept.end()) choice[e] = 0;
+    if (std::find(kept.begin(), kept.end(), group) == kept.end()) {
+      choice[e] = -std::numeric_limits<float>::infinity();
+    }
   }
 }
 

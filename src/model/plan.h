@@ -475,8 +475,8 @@ enum class RouterScores { kSoftmax, kSigmoid };
 // How a router chooses experts and weighs them. Scores: softmax over all experts' logits, or the
 // sigmoid of each. Chosen: the top_k largest of score + choice_bias (ties: lower index). When
 // top_groups < groups, the experts lie in `groups` equal groups, a group counts by the sum of its
-// two largest score + choice_bias (ties: lower index), and outside of the top_groups best groups
-// score + choice_bias is replaced by 0. Weights: scale * score, without the bias, with `normalize`
+// two largest score + choice_bias (ties: lower index), and only experts of the top_groups best
+// groups are chosen. Weights: scale * score, without the bias, with `normalize`
 // divided by normalize_eps + the sum of the chosen scores; then times the expert's expert_scale.
 // The `idle` last scores belong to no expert: choosing one of them adds nothing.
 struct Routing {

@@ -1,5 +1,6 @@
 // Routers, and the experts that they choose.
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "program/formulas.h"
@@ -32,7 +33,9 @@ std::vector<double> Interpreter::ChoiceScores(const Routing& routing,
   }
   const std::vector<size_t> kept = Largest(group_scores, routing.top_groups);
   for (size_t e = 0; e < scores.size(); ++e) {
-    if (std::find(kept.begin(), kept.end(), e / size) == kept.end()) scores[e] = 0;
+    if (std::find(kept.begin(), kept.end(), e / size) == kept.end()) {
+      scores[e] = -std::numeric_limits<double>::infinity();
+    }
   }
   return scores;
 }

@@ -63,7 +63,7 @@ __device__ inline void RankByRule(const RouteParams& p, float* shared) {
                 (of_groups[other] == of_groups[group] && other < group);
       }
       if (rank < p.top_groups) continue;
-      for (int e = group * size; e < (group + 1) * size; ++e) choice.scores[e] = 0;
+      for (int e = group * size; e < (group + 1) * size; ++e) choice.scores[e] = -INFINITY;
     }
     __syncthreads();
   }

@@ -50,7 +50,7 @@ class RouteKernels : public KernelTest {
       std::vector<bool> kept(of_groups.size());
       for (int group : largest(of_groups, p.top_groups)) kept[static_cast<size_t>(group)] = true;
       for (size_t e = 0; e < count; ++e) {
-        if (!kept[e / size]) choices[e] = 0;
+        if (!kept[e / size]) choices[e] = -INFINITY;
       }
     }
     std::vector<int> chosen = largest(choices, p.top_k);
