@@ -19,10 +19,12 @@ namespace {
 constexpr float kTieMargin = 1e-3f;
 
 // Bounds of CUDA's fast mode (bf16 activations). Where one rounding can choose another expert, or
-// adapters magnify it, no fixed bound holds: there it may be as far from f32 as the reference
-// implementation's own bf16 (tests/cases/reference_bf16.json, by tools/make_bf16_bounds.py).
+// adapters magnify it, no fixed bound holds: there it may be half as much farther from f32 as the
+// reference implementation's own bf16 (tests/cases/reference_bf16.json, by
+// tools/make_bf16_bounds.py), for it is chance which tokens meet another expert.
 constexpr double kBf16Kl = 1e-2;
 constexpr float kBf16Margin = 0.3f;
+constexpr double kOfReferenceBf16 = 1.5;
 
 // Bounds of the CPU's fast mode (int8 activations), about 1.5 to 2 times the worst that was
 // measured over the kit's quantised cases: mean KL 0.006 to 0.016 nats without experts and 0.019 to
@@ -51,12 +53,16 @@ struct Bounds {
 
 // Quantised cases have the sizes of one that is not, whose name theirs begins with.
 Bounds Bf16Bounds(const std::string& name) {
-  static const Json reference = ReadJsonFile(ADDER_SOURCE_DIR "/tests/cases/reference_bf16.json");
+  static const Json reference =
+      ReadJsonFile(RepositoryFolder() / "tests/cases/reference_bf16.json");
   Bounds bounds;
   for (const std::string& known : {name, name.substr(0, name.find("_4bit"))}) {
     if (!reference.contains(known)) continue;
-    bounds.kl = std::max(bounds.kl, reference[known]["mean_kl"].get<double>());
-    bounds.margin = std::max(bounds.margin, reference[known]["widest_miss"].get<float>());
+    const auto of = [&](const char* field) {
+      return kOfReferenceBf16 * reference[known][field].get<double>();
+    };
+    bounds.kl = std::max(bounds.kl, of("mean_kl"));
+    bounds.margin = std::max(bounds.margin, static_cast<float>(of("widest_miss")));
   }
   return bounds;
 }

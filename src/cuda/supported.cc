@@ -57,7 +57,7 @@ struct Unsupported {
   }
   std::string operator()(const HeadMixOp& op) const {
     const int64_t taps = op.mixer.mixing->group_taps;
-    return taps * op.mixer.head_dim > kMostHeadMixFloats
+    return taps * op.mixer.head_dim > kMostHeadMixFloats || op.mixer.head_dim > kMostHeadMixDim
                ? Concat("mixing of heads of ", op.mixer.head_dim, " over ", taps, " taps")
                : std::string();
   }

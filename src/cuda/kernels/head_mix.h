@@ -7,8 +7,9 @@
 
 namespace adder::cuda {
 
-// group_taps * head_dim at most.
+// group_taps * head_dim, and head_dim, at most.
 inline constexpr int kMostHeadMixFloats = 4096;
+inline constexpr int kMostHeadMixDim = 1024;
 
 // As HeadMixing in model/plan.h; channels are those of q | k. State of a sequence, in floats after
 // the start of its slot: from conv_offset on a ring [taps + group_taps - 1][channels], the row of
