@@ -1,10 +1,13 @@
 // Programs for tests that look at sizes alone.
 #pragma once
 
+#include <filesystem>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "core/dtype.h"
+#include "model/family_test_support.h"
 #include "program/program.h"
 
 namespace adder::cuda {
@@ -23,6 +26,21 @@ inline Program LowerWithoutValues(Plan plan) {
     weights->vectors.emplace_back(static_cast<size_t>(VectorSize(vector)));
   }
   return LowerPlan(std::make_shared<Plan>(std::move(plan)), std::move(weights));
+}
+
+// visit(name, program) for each geometry of the shared test data; how many there are.
+template <class Visit>
+int ForEachPublishedGeometry(Visit visit) {
+  int count = 0;
+  const std::filesystem::path folder = adder::testing::SharedFolder() / "geometries";
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".json") continue;
+    const Json config = ReadJsonFile(entry.path());
+    visit(entry.path().stem().string(),
+          LowerWithoutValues(adder::testing::BuildPlan(config, TensorNames::Planned(false))));
+    ++count;
+  }
+  return count;
 }
 
 }  // namespace adder::cuda

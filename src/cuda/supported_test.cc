@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <string>
 #include <utility>
 
@@ -17,13 +16,9 @@ using namespace adder::testing;  // NOLINT: what the tests of families share
 
 TEST(UnsupportedPart, NoPublishedGeometryHasOne) {
   ADDER_SKIP_WITHOUT("geometries");
-  int count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(SharedFolder() / "geometries")) {
-    if (entry.path().extension() != ".json") continue;
-    Plan plan = BuildPlan(ReadJsonFile(entry.path()), TensorNames::Planned(false));
-    EXPECT_EQ(UnsupportedPart(LowerWithoutValues(std::move(plan))), "") << entry.path().stem();
-    ++count;
-  }
+  const int count = ForEachPublishedGeometry([](const std::string& name, const Program& program) {
+    EXPECT_EQ(UnsupportedPart(program), "") << name;
+  });
   EXPECT_GE(count, 38);
 }
 

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <string>
 #include <utility>
 
@@ -16,14 +15,9 @@ using namespace adder::testing;  // NOLINT: what the tests of families share
 
 TEST(PartWithoutWideKernel, NoPublishedGeometryHasOne) {
   ADDER_SKIP_WITHOUT("geometries");
-  int count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(SharedFolder() / "geometries")) {
-    if (entry.path().extension() != ".json") continue;
-    Plan plan = BuildPlan(ReadJsonFile(entry.path()), TensorNames::Planned(false));
-    EXPECT_EQ(PartWithoutWideKernel(LowerWithoutValues(std::move(plan))), "")
-        << entry.path().stem();
-    ++count;
-  }
+  const int count = ForEachPublishedGeometry([](const std::string& name, const Program& program) {
+    EXPECT_EQ(PartWithoutWideKernel(program), "") << name;
+  });
   EXPECT_GE(count, 38);
 }
 
