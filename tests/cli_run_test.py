@@ -88,6 +88,16 @@ class TerminalTest(CommandTest):
         terminal.send(CTRL_D)
         self.assertEqual(terminal.exit_code(), 0)
 
+    def test_end_of_input_typed_before_a_reply_hands_over_too(self) -> None:
+        terminal = self.open("-n", "8")
+        at = terminal.wait_for(b"> ")
+        # All at once, while the terminal is still in the editor's mode.
+        terminal.send(b"Once upon a time\n/nonsense" + CTRL_D)
+        at = terminal.wait_for(b"There is no command /nonsense;", at)
+        terminal.wait_for(b"> ", at)
+        terminal.send(CTRL_D)
+        self.assertEqual(terminal.exit_code(), 0)
+
 
 @needs_demo
 class PipeTest(CommandTest):

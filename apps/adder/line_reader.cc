@@ -19,6 +19,7 @@ namespace adder::cli {
 namespace {
 
 constexpr int kHistoryLines = 1000;
+constexpr char kCtrlD = 4;
 
 struct sigaction previous_action;
 
@@ -69,11 +70,11 @@ struct LineReader::Editor {
         if (errno == EINTR) continue;
         return -1;
       }
-      // A Ctrl-D of the line mode is kept as a zero. There it hands over the line written so far,
-      // or without one ends the input.
+      // A Ctrl-D of the line mode is kept as a zero, one typed just before that mode came as
+      // itself. Either hands over the line written so far, or without one ends the input.
       const bool ahead = typed_ahead > 0;
       if (ahead) --typed_ahead;
-      if (ahead && byte == 0) {
+      if (ahead && (byte == 0 || byte == kCtrlD)) {
         const LineInfo* info = el_line(line);
         if (info->lastchar == info->buffer) return 0;
         *character = L'\n';
