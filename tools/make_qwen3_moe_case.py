@@ -7,15 +7,12 @@ of the kit's cases.
 needs mlx-lm (tools/requirements-optional.txt).
 """
 
-import argparse
-import pathlib
-
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_moe
 
-from reference_case import expected_logits, write_case
+from reference_case import make_case
 
 # Every second layer has experts, whose weights do not add up to one.
 CONFIG = {
@@ -72,20 +69,5 @@ def published(weights):
     return tensors
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=pathlib.Path)
-    directory = parser.parse_args().directory
-    mx.set_default_device(mx.cpu)
-    rng = np.random.default_rng(SEED)
-    model = qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(CONFIG))
-    weights = random_weights(model, rng)
-    model.load_weights([(name, value.astype(mx.float32)) for name, value in weights])
-    expected, largest = expected_logits(model, CONFIG["vocab_size"], rng, PROMPT_LENGTHS)
-    write_case(directory, published(weights), expected, CONFIG,
-               {"name": "qwen3_moe", "family": "qwen3_moe", "format": "hf-safetensors",
-                "params": int(sum(value.size for _, value in weights)), "seed": SEED}, largest)
-
-
 if __name__ == "__main__":
-    main()
+    make_case("qwen3_moe", qwen3_moe, CONFIG, SEED, random_weights, published, PROMPT_LENGTHS)

@@ -6,15 +6,12 @@ the logits that mlx-lm computes for it on the CPU in float32, in the form of the
 needs mlx-lm (tools/requirements-optional.txt).
 """
 
-import argparse
-import pathlib
-
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models import rwkv7
 
-from reference_case import expected_logits, write_case
+from reference_case import make_case
 
 # Two heads of 32: head_dim * norm_eps is the 64e-5 that mlx-lm has for the norm of heads.
 CONFIG = {
@@ -68,27 +65,11 @@ def random_weights(model, rng):
     return weights
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=pathlib.Path)
-    directory = parser.parse_args().directory
-    mx.set_default_device(mx.cpu)
-    rng = np.random.default_rng(SEED)
-    model = rwkv7.Model(rwkv7.ModelArgs.from_dict(CONFIG))
-    weights = random_weights(model, rng)
-    model.load_weights([(name, value.astype(mx.float32)) for name, value in weights])
-
-    expected, largest = expected_logits(model, CONFIG["vocab_size"], rng)
-
-    # In the layout of Hugging Face files, where vectors of heads are flat.
-    def published(name, value):
-        flat = name.endswith((".k_k", ".k_a")) or ".g_norm." in name
-        return value.reshape(-1) if flat else value
-
-    write_case(directory, {name: published(name, value) for name, value in weights}, expected, CONFIG,
-               {"name": "rwkv7", "family": "rwkv7", "format": "hf-safetensors",
-                "params": int(sum(value.size for _, value in weights)), "seed": SEED}, largest)
+def published(weights):
+    """In the layout of Hugging Face files, where vectors of heads are flat."""
+    return {name: value.reshape(-1) if name.endswith((".k_k", ".k_a")) or ".g_norm." in name
+            else value for name, value in weights}
 
 
 if __name__ == "__main__":
-    main()
+    make_case("rwkv7", rwkv7, CONFIG, SEED, random_weights, published)

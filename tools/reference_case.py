@@ -2,7 +2,9 @@
 model computes for them, in the form of the conformance kit's cases.
 """
 
+import argparse
 import json
+import pathlib
 
 import mlx.core as mx
 import numpy as np
@@ -74,3 +76,24 @@ def write_case(directory, weights, expected, config, description, largest, file_
         "suggested_atol": {"fp32_engine": max(2e-4, 30 * largest)},
     }
     (directory / "case.json").write_text(json.dumps(case, indent=1) + "\n")
+
+
+def make_case(family, implementation, config, seed, random_weights, published,
+              prompt_lengths=None):
+    """The command line of a tool that makes a case: writes it to the folder that it is given.
+
+    `implementation` is the family's module of mlx-lm; random_weights(model, rng) gives names and
+    values, which published(...) brings into the layout of Hugging Face files.
+    """
+    parser = argparse.ArgumentParser(description=f"Makes a reference case of {family}.")
+    parser.add_argument("directory", type=pathlib.Path)
+    directory = parser.parse_args().directory
+    mx.set_default_device(mx.cpu)
+    rng = np.random.default_rng(seed)
+    model = implementation.Model(implementation.ModelArgs.from_dict(config))
+    weights = random_weights(model, rng)
+    model.load_weights([(name, value.astype(mx.float32)) for name, value in weights])
+    expected, largest = expected_logits(model, config["vocab_size"], rng, prompt_lengths)
+    write_case(directory, published(weights), expected, config,
+               {"name": family, "family": family, "format": "hf-safetensors",
+                "params": int(sum(value.size for _, value in weights)), "seed": seed}, largest)

@@ -34,6 +34,23 @@ std::vector<bool> ReadListedLayers(const JsonObject& config, std::string_view ke
   return listed;
 }
 
+std::vector<bool> ReadLayersOfType(const JsonObject& config, std::string_view key, int64_t layers,
+                                   std::string_view type, std::string_view other) {
+  std::vector<bool> of_type;
+  for (const std::string& entry : config.Strings({key})) {
+    if (entry != type && entry != other) {
+      Fail(config.where(), ": the field ", key, " has the entry \"", entry, "\"; \"", type,
+           "\" and \"", other, "\" are known.");
+    }
+    of_type.push_back(entry == type);
+  }
+  if (static_cast<int64_t>(of_type.size()) != layers) {
+    Fail(config.where(), ": the field ", key, " has ", of_type.size(),
+         " entries, but the model has ", layers, " layers.");
+  }
+  return of_type;
+}
+
 void RequireSame(const JsonObject& config, std::initializer_list<std::string_view> keys) {
   std::string_view first;
   for (const std::string_view key : keys) {

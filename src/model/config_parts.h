@@ -49,6 +49,11 @@ class AgreedLayers {
 std::vector<bool> ReadListedLayers(const JsonObject& config, std::string_view key, int64_t layers,
                                    int64_t first = 0);
 
+// Which of `layers` layers the field `key`, a list with one of two words per layer, calls `type`;
+// the others it calls `other`. Throws Error naming the field, and an entry that is neither.
+std::vector<bool> ReadLayersOfType(const JsonObject& config, std::string_view key, int64_t layers,
+                                   std::string_view type, std::string_view other);
+
 // Throws Error, naming two fields and their values, unless all of `keys` that the config has, names
 // of one thing in different writers' files, say the same.
 void RequireSame(const JsonObject& config, std::initializer_list<std::string_view> keys);

@@ -54,6 +54,25 @@ TEST(ConfigParts, LayersThatAreNotThereAreNamed) {
   }
 }
 
+TEST(ConfigParts, LayersOfTwoTypes) {
+  const auto read = [](const char* text) {
+    const Json config = ParseJson(text, "config.json");
+    return ReadLayersOfType(JsonObject(config, "config.json"), "types", 3, "sparse", "dense");
+  };
+  EXPECT_EQ(read(R"({"types": ["dense", "sparse", "sparse"]})"),
+            (std::vector<bool>{false, true, true}));
+  for (const char* text : {R"({"types": ["dense", "sparse"]})", R"({"types": []})", "{}",
+                           R"({"types": ["dense", "sparse", "both"]})", R"({"types": "dense"})"}) {
+    try {
+      read(text);
+      ADD_FAILURE() << text << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("config.json: the field types"), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 TEST(ConfigParts, NamesOfOneThingSayTheSame) {
   const auto check = [](const char* text) {
     const Json config = ParseJson(text, "config.json");

@@ -408,20 +408,8 @@ Attention ReadAttentionSizes(const JsonObject& config, int64_t hidden,
 }
 
 std::vector<bool> ReadSlidingLayers(const JsonObject& config, int64_t layers) {
-  std::vector<bool> sliding;
   if (!config.Has("layer_types")) return std::vector<bool>(static_cast<size_t>(layers), false);
-  for (const std::string& type : config.Strings({"layer_types"})) {
-    if (type != "full_attention" && type != "sliding_attention") {
-      Fail(config.where(), ": the field layer_types has the entry \"", type,
-           "\"; \"full_attention\" and \"sliding_attention\" are known.");
-    }
-    sliding.push_back(type == "sliding_attention");
-  }
-  if (static_cast<int64_t>(sliding.size()) != layers) {
-    Fail(config.where(), ": the field layer_types has ", sliding.size(),
-         " entries, but the model has ", layers, " layers.");
-  }
-  return sliding;
+  return ReadLayersOfType(config, "layer_types", layers, "sliding_attention", "full_attention");
 }
 
 std::vector<int64_t> ReadWindows(const JsonObject& config, int64_t layers, int64_t max_positions) {

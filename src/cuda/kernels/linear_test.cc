@@ -34,6 +34,8 @@ struct Shape {
 };
 // Fewer columns than a chunk; whole chunks and spans; a rest of each; long rows; many rows, which
 // on few multiprocessors are more than fit at once.
+constexpr const char* kNoWgmma =
+    "wgmma needs compute capability 9.0, and weights that are quantised or bf16";
 constexpr Shape kShapes[] = {{24, 32}, {48, 256}, {40, 420}, {16, 5120}, {900, 192}};
 
 // |found - expected| / |sizes| over `count` elements from `from` on; infinity for a value that is
@@ -271,7 +273,7 @@ TEST_P(LinearKernels, LargerBatches) {
 // Every way of cutting rows, columns and tokens, with parts of different sizes and empty ones.
 TEST_P(LinearKernels, GeometriesOfWgmma) {
   const bool has_format = GetParam().bits > 0 || GetParam().store == Store::kBf16;
-  if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << "no such kernel";
+  if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << kNoWgmma;
   for (const WgmmaGeometry& g : {WgmmaGeometry{16, 4, 1, 1},
                                  {16, 1, 2, 4},
                                  {32, 2, 2, 2},
@@ -290,7 +292,7 @@ TEST_P(LinearKernels, GeometriesOfWgmma) {
 // several times 64 rows.
 TEST_P(LinearKernels, GeometriesOfUnpackedWeights) {
   const bool has_format = GetParam().bits > 0 || GetParam().store == Store::kBf16;
-  if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << "no such kernel";
+  if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << kNoWgmma;
   for (const UnpackedGeometry& g : {UnpackedGeometry{16, 2, 1, 4, 0},
                                     {16, 4, 2, 2, 0},
                                     {32, 2, 1, 3, 0},
@@ -311,7 +313,7 @@ TEST_P(LinearKernels, GeometriesOfUnpackedWeights) {
 // The same with the tokens in every block, which takes several times 64 rows.
 TEST_P(LinearKernels, HeadsOfResidentTokens) {
   const bool has_format = GetParam().bits > 0 || GetParam().store == Store::kBf16;
-  if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << "no such kernel";
+  if (!DeviceHasWgmma() || !has_format) GTEST_SKIP() << kNoWgmma;
   for (int tokens : {65, 100, 128}) {
     for (const Shape& shape : {Shape{1000, 192}, Shape{779, 768}}) {
       Check(shape, tokens, LinearEpilogue::kStore, false, /*multiprocessors=*/3, nullptr, nullptr,

@@ -31,18 +31,12 @@ struct Sizes {
 
 std::vector<Layer> ReadLayers(const JsonObject& config, int64_t count) {
   std::vector<Layer> layers(static_cast<size_t>(count));
-  const std::vector<std::string> types = config.Strings({"layer_types"});
-  const bool stated = config.Has("layer_types");
-  if (stated && static_cast<int64_t>(types.size()) != count) {
-    Fail(config.where(), ": the field layer_types has ", types.size(),
-         " entries, but the model has ", count, " layers.");
+  std::vector<bool> full;
+  if (config.Has("layer_types")) {
+    full = ReadLayersOfType(config, "layer_types", count, "full_attention", "sliding_attention");
   }
   for (size_t i = 0; i < layers.size(); ++i) {
-    layers[i].full = stated ? types[i] == "full_attention" : (i + 1) % 6 == 0;
-    if (stated && !layers[i].full && types[i] != "sliding_attention") {
-      Fail(config.where(), ": the field layer_types has the entry \"", types[i],
-           "\"; \"sliding_attention\" and \"full_attention\" are known.");
-    }
+    layers[i].full = full.empty() ? (i + 1) % 6 == 0 : full[i];
   }
   // The reference makes the last layer attend to everything, whatever the config says.
   layers.back().full = true;

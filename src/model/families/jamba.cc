@@ -109,6 +109,7 @@ Plan Build(const JsonObject& config, const TensorNames& names) {
   const bool conv_bias = config.Bool({"mamba_conv_bias"}, true);
 
   MoeMlp moe;
+  RequireSame(config, {"num_experts", "num_local_experts"});
   moe.experts = config.Int({"num_experts", "num_local_experts"}, 1, kMaxExpertsInAll / layers, 16);
   moe.intermediate = intermediate;
   moe.activation = activation;

@@ -82,6 +82,7 @@ TEST(Jamba, TheNumberOfExpertsHasAnotherName) {
   const Json renamed = With(Without(Config(), "num_experts"), "num_local_experts", "5");
   const Plan plan = BuildPlan(renamed);
   EXPECT_EQ(std::get<MoeMlp>(MixerOf(plan, 1, true)).experts, 5);
+  ExpectRefused(Config(), "num_local_experts", "7", "they should say the same");
   ExpectRefused(renamed, "num_local_experts", "0", "num_local_experts");
 }
 

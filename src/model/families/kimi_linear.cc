@@ -140,18 +140,7 @@ std::vector<bool> ReadSparseLayers(const JsonObject& config, int64_t layers) {
     counted.push_back(layer >= first && layer % every == 0);
   }
   if (!config.Has("mlp_layer_types")) return counted;
-  std::vector<bool> sparse;
-  for (const std::string& type : config.Strings({"mlp_layer_types"})) {
-    if (type != "dense" && type != "sparse") {
-      Fail(config.where(), ": the field mlp_layer_types has the entry \"", type,
-           "\"; \"dense\" and \"sparse\" are known.");
-    }
-    sparse.push_back(type == "sparse");
-  }
-  if (static_cast<int64_t>(sparse.size()) != layers) {
-    Fail(config.where(), ": the field mlp_layer_types has ", sparse.size(),
-         " entries, but the model has ", layers, " layers.");
-  }
+  std::vector<bool> sparse = ReadLayersOfType(config, "mlp_layer_types", layers, "sparse", "dense");
   if ((config.Has("first_k_dense_replace") || every > 1) && sparse != counted) {
     Fail(config.where(),
          ": the field mlp_layer_types names other layers than "

@@ -9,26 +9,6 @@
 namespace adder {
 namespace {
 
-void RequireEntries(const JsonObject& config, const char* field, const std::vector<bool>& entries,
-                    int64_t layers) {
-  if (static_cast<int64_t>(entries.size()) == layers) return;
-  Fail(config.where(), ": the field ", field, " has ", entries.size(),
-       " entries, but the model has ", layers, " layers.");
-}
-
-std::vector<bool> ReadTypeNames(const JsonObject& config, int64_t layers) {
-  std::vector<bool> full;
-  for (const std::string& type : config.Strings({"layer_types"})) {
-    if (type != "full_attention" && type != "linear_attention") {
-      Fail(config.where(), ": the field layer_types has the entry \"", type,
-           "\"; \"full_attention\" and \"linear_attention\" are known.");
-    }
-    full.push_back(type == "full_attention");
-  }
-  RequireEntries(config, "layer_types", full, layers);
-  return full;
-}
-
 std::vector<bool> ReadTypeNumbers(const JsonObject& config, int64_t layers) {
   std::vector<bool> full;
   for (const double type : config.Numbers({"attn_type_list"})) {
@@ -38,22 +18,25 @@ std::vector<bool> ReadTypeNumbers(const JsonObject& config, int64_t layers) {
     }
     full.push_back(type == 1);
   }
-  RequireEntries(config, "attn_type_list", full, layers);
+  if (static_cast<int64_t>(full.size()) != layers) {
+    Fail(config.where(), ": the field attn_type_list has ", full.size(),
+         " entries, but the model has ", layers, " layers.");
+  }
   return full;
 }
 
 // Which layers have softmax attention: layer_types, or attn_type_list of the original code, else
 // every other one from the first on.
 std::vector<bool> ReadFullLayers(const JsonObject& config, int64_t layers) {
-  const bool numbered = config.Has("attn_type_list");
+  AgreedLayers<std::vector<bool>> agreed(config);
   if (config.Has("layer_types")) {
-    std::vector<bool> full = ReadTypeNames(config, layers);
-    if (numbered && full != ReadTypeNumbers(config, layers)) {
-      Fail(config.where(), ": the fields layer_types and attn_type_list name different layers.");
-    }
-    return full;
+    agreed.Add("layer_types", ReadLayersOfType(config, "layer_types", layers, "full_attention",
+                                               "linear_attention"));
   }
-  if (numbered) return ReadTypeNumbers(config, layers);
+  if (config.Has("attn_type_list")) {
+    agreed.Add("attn_type_list", ReadTypeNumbers(config, layers));
+  }
+  if (agreed.get()) return *agreed.get();
   std::vector<bool> full;
   for (int64_t layer = 0; layer < layers; ++layer) full.push_back(layer % 2 == 0);
   return full;

@@ -90,6 +90,7 @@ struct Experts {
 Experts ReadExperts(const JsonObject& config, int64_t layers, Activation activation) {
   Experts read;
   MoeMlp& moe = read.moe;
+  RequireSame(config, {"n_routed_experts", "num_local_experts", "num_experts"});
   moe.experts = config.Int({"n_routed_experts", "num_local_experts", "num_experts"}, 1,
                            kMaxExpertsInAll / layers);
   moe.top_k = config.Int({"num_experts_per_tok"}, 1, moe.experts);

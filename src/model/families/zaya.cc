@@ -12,20 +12,8 @@ namespace {
 
 // Which layers attend in a window.
 std::vector<bool> ReadWindowLayers(const JsonObject& config, int64_t layers) {
-  std::vector<bool> windowed;
   if (!config.Has("layer_types")) return std::vector<bool>(static_cast<size_t>(layers), false);
-  for (const std::string& type : config.Strings({"layer_types"})) {
-    if (type != "hybrid" && type != "hybrid_sliding") {
-      Fail(config.where(), ": the field layer_types has the entry \"", type,
-           "\"; \"hybrid\" and \"hybrid_sliding\" are known.");
-    }
-    windowed.push_back(type == "hybrid_sliding");
-  }
-  if (static_cast<int64_t>(windowed.size()) != layers) {
-    Fail(config.where(), ": the field layer_types has ", windowed.size(),
-         " entries, but the model has ", layers, " layers.");
-  }
-  return windowed;
+  return ReadLayersOfType(config, "layer_types", layers, "hybrid_sliding", "hybrid");
 }
 
 // The rotary embedding of one layer type.
